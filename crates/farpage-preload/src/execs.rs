@@ -11,7 +11,7 @@ use crate::call::{call, interposed};
 use crate::environment::{Strings, own_variable, pointers, with_env, with_shell};
 use farpage_base::sys::loader::{self, LoaderKind};
 use farpage_ipc::tree::strangers;
-use farpage_run::start::waits_for_children;
+use farpage_run::lifecycle::start::waits_for_children;
 use libc::AT_FDCWD;
 use std::arch::naked_asm;
 use std::ffi::{CStr, c_char, c_int};

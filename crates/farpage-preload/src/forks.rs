@@ -19,9 +19,10 @@ use farpage::PAGE_SIZE;
 use farpage_base::sys::raw;
 use farpage_base::sys::thread::thread_pointer;
 use farpage_run::fork;
-use farpage_run::preload::follow_forks;
-use farpage_run::start;
-use farpage_run::state::engine;
+use farpage_run::lifecycle::fork_handlers;
+use farpage_run::lifecycle::preload::follow_forks;
+use farpage_run::lifecycle::start;
+use farpage_run::shared::state::engine;
 use std::arch::asm;
 use std::ffi::{c_char, c_int, c_void};
 
@@ -52,15 +53,15 @@ pub fn unfollowed(flags: usize, result: Answer) -> Answer {
 pub fn around(places: &[usize], copy: impl FnOnce() -> Answer) -> Answer {
     fork::reserve()?;
     let forker = thread_pointer();
-    fork::prepare();
+    fork_handlers::prepare();
     for at in places.iter().filter(|at| **at != 0) {
-        fork::touch(*at);
+        fork_handlers::touch(*at);
     }
     let result = copy();
     if result == Ok(0) {
-        fork::child_of(forker);
+        fork_handlers::child_of(forker);
     } else {
-        fork::parent();
+        fork_handlers::parent();
     }
     result
 }
@@ -95,7 +96,7 @@ pub fn clone3(args: [usize; 6], call: impl Fn([usize; 6]) -> Answer) -> Answer {
 fn read_own(from: usize, to: usize, len: usize) -> bool {
     let Some(end) = from.checked_add(len) else { return false };
     let pages = (from & !(PAGE_SIZE - 1)..end).step_by(PAGE_SIZE);
-    if !pages.fold(true, |all, page| all & fork::touch(page)) {
+    if !pages.fold(true, |all, page| all & fork_handlers::touch(page)) {
         return false;
     }
     // SAFETY: all of it could be read a moment ago; `to` is the caller's own.

@@ -41,8 +41,8 @@ extern "C" fn init() {
     let _open_already = unsafe { HEAP.give(part, EARLY) };
     find();
     // A library that comes later is told what to do ([`late`]).
-    if farpage_run::preload::is_asked() && is_first() {
-        environment::set(&farpage_run::preload::start(&HEAP));
+    if farpage_run::lifecycle::preload::is_asked() && is_first() {
+        environment::set(&farpage_run::lifecycle::preload::start(&HEAP));
     }
 }
 
@@ -76,13 +76,13 @@ fn started() -> &'static AtomicBool {
 }
 
 extern "C" fn end() {
-    farpage_run::ended::end();
+    farpage_run::lifecycle::ended::end();
 }
 
 /// As libc's; for a process that ends without its finalisers.
 #[unsafe(no_mangle)]
 pub extern "C" fn _exit(status: c_int) -> ! {
-    farpage_run::ended::end_at_once();
+    farpage_run::lifecycle::ended::end_at_once();
     loop {
         // SAFETY: ends the process.
         let _ = unsafe { raw::syscall(libc::SYS_exit_group as u32, [status as usize, 0, 0, 0, 0, 0]) };

@@ -8,8 +8,8 @@
 use crate::call::{call, interposed};
 use crate::own::Answer;
 use farpage_base::sys::raw;
-use farpage_run::start;
-use farpage_run::state::{Engine, engine};
+use farpage_run::lifecycle::start;
+use farpage_run::shared::state::{Engine, engine};
 use std::ffi::{c_char, c_int, c_long, c_void};
 
 interposed! {

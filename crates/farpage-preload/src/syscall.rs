@@ -8,7 +8,7 @@ use crate::forks::{VFORK, around, clone3, followed, unfollowed};
 use crate::own::{Answer, answer};
 use crate::{descriptors, execs, mappings, pagemaps, privileges};
 use farpage_base::sys::raw;
-use farpage_run::start;
+use farpage_run::lifecycle::start;
 use std::ffi::{c_char, c_int, c_long, c_uint, c_ulong, c_void};
 
 interposed! {

@@ -7,8 +7,8 @@
 
 use crate::call::{call, interposed};
 use crate::late::slots::take_over_new;
+use farpage_run::lifecycle::program::thread_started;
 use farpage_run::pager::robust;
-use farpage_run::program::thread_started;
 use std::ffi::{c_int, c_void};
 
 /// As libc's; see the module header.

@@ -1,10 +1,10 @@
 //! A program that registers memory with a userfaultfd of its own (to see what is written, for snapshots; to fill it
 //! lazily). The kernel allows one for a mapping, and says that it is busy where ours was first: then ours lets go of it
-//! (`run/mappings/let_go.rs`), and the program's is registered. While it is, the memory is not managed.
+//! (`run/pager/let_go.rs`), and the program's is registered. While it is, the memory is not managed.
 //!
 //! A request made by a system call instruction of the program's own fails as ever.
 
-use farpage_run::state::engine;
+use farpage_run::shared::state::engine;
 use std::ffi::{c_int, c_ulong};
 
 /// `UFFDIO_REGISTER`. Callers pass it as an `int`, too.

@@ -23,12 +23,11 @@
 //!       <------------------ done[0] = asked   <---------- done[i] = published
 //! ```
 
-pub(crate) mod following;
 mod places;
 
-use crate::privileges::following::{NO_BITS, WAIT_NS};
-use crate::stacks::{MONITOR, STACKS};
-use crate::state::Engine;
+use crate::shared::following::{NO_BITS, WAIT_NS};
+use crate::shared::stacks::{MONITOR, STACKS};
+use crate::shared::state::Engine;
 use farpage_base::sys::futex;
 use farpage_base::sys::message::fatal_fmt;
 use farpage_base::sys::privilege::Privileges;

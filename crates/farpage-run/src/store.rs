@@ -6,8 +6,8 @@
 //! swap cache: nothing is ever given up before its copy is complete. The memory of what has been stored goes back to
 //! the kernel in runs of frames.
 
-use crate::page_table::{Node, State};
-use crate::state::Engine;
+use crate::shared::page_table::{Node, State};
+use crate::shared::state::Engine;
 use farpage_base::mem::arena::DISCARD_AREA_BYTES;
 use farpage_base::mem::lock::lock;
 use farpage_base::mem::units::{FrameNo, Page, Vpn};

@@ -75,7 +75,7 @@ controllers! {
         "farpage-swap/src/pool_share.rs";
     Margin, "margin", "pages", 0..=4294967295, Run,
         "distance from the budget, beyond the fixed one, after the program outran the engine; fades in seconds",
-        "run/budget/mod.rs";
+        "run/shared/budget.rs";
     Colocate, "colocate", "0|1", 0..=1, Run,
         "pager and writer share a CPU while one thread has all faults, if a trial says that this is faster",
         "run/cpus/affinity.rs";

@@ -57,7 +57,7 @@ pub struct Arena {
     pub all: Part,
     /// Rust heap of the engine.
     pub heap: Part,
-    /// Page table (see `farpage_run::page_table`).
+    /// Page table (see `farpage_run::shared::page_table`).
     pub table: Part,
     /// Compressed pool.
     pub pool: Part,

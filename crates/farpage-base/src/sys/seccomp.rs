@@ -199,7 +199,7 @@ fn filter(pid: u32) -> Filter {
     filter.allow(libc::SYS_pidfd_open, &[whole(0, pid), whole(1, 0)]);
     filter.allow(libc::SYS_pidfd_getfd, &[whole(1, libc::STDERR_FILENO as u32), whole(2, 0)]);
     filter.allow(libc::SYS_prlimit64, &[whole(0, 0)]);
-    // A child's descriptors wait in a socket (`run/fork/channel.rs`). One end of it may be passed over a connection
+    // A child's descriptors wait in a socket (`run/shared/channel.rs`). One end of it may be passed over a connection
     // within the process, by an abstract name of the kernel's choice: of this length.
     let local = || [whole(0, libc::AF_UNIX as u32), If { at: 1, mask: 0xf, is: libc::SOCK_SEQPACKET as u32 }];
     filter.allow(libc::SYS_socketpair, &local());

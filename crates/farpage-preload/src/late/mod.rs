@@ -16,9 +16,9 @@ pub mod slots;
 
 use crate::environment::{self, NAME};
 use crate::{find, is_first, is_started};
-use farpage_run::given_uffds;
-use farpage_run::late::{self, LateStartError};
-use farpage_run::outcome::StartOutcome;
+use farpage_run::lifecycle::late::{self, LateStartError};
+use farpage_run::shared::given_uffds;
+use farpage_run::shared::outcome::StartOutcome;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -81,7 +81,7 @@ pub extern "C" fn farpage_take(program: c_int, engine: c_int) {
 /// it, through a thread that it borrows.
 #[unsafe(no_mangle)]
 pub extern "C" fn farpage_wake() {
-    farpage_run::start::wake_now();
+    farpage_run::lifecycle::start::wake_now();
 }
 
 /// Whether a library of this name is loaded besides this one: in a late start they do not find each other's symbols.

@@ -12,7 +12,7 @@
 
 use farpage_base::sys::thread::is_engine_thread;
 use farpage_run::mappings::library_guard::ProgramChange;
-use farpage_run::state::engine;
+use farpage_run::shared::state::engine;
 use libc::{Elf64_Rela, Elf64_Sym, PT_DYNAMIC, PT_GNU_RELRO, PT_LOAD, dl_iterate_phdr, dl_phdr_info};
 use rustix::mm::{MprotectFlags, mprotect};
 use std::ffi::{CStr, CString, c_int, c_void};

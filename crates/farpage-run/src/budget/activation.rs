@@ -5,8 +5,8 @@
 //!
 //! Pure; called by the monitor with each sample before activation.
 
-use crate::budget::Budget;
-use crate::budget::charge::Allowance;
+use crate::shared::budget::Budget;
+use crate::shared::charge::Allowance;
 use std::time::Duration;
 
 /// Pages that one thread can fill in a millisecond.
@@ -21,7 +21,7 @@ const BLIND_MS: u64 = 1_000;
 pub struct Look {
     /// Resident anonymous pages.
     pub rss: i64,
-    /// Pages that the program was given since the last look ([`crate::budget::charge`]).
+    /// Pages that the program was given since the last look ([`crate::shared::charge`]).
     pub given: i64,
     /// Threads of the process.
     pub threads: usize,

@@ -10,7 +10,7 @@
 //!
 //! Callers: the monitor; `farpage park` and `farpage unpark`, from outside. No locks.
 
-use crate::budget::Budget;
+use crate::shared::budget::Budget;
 use farpage_base::sys::clock::now_us;
 use farpage_ipc::tree::Member;
 use std::sync::atomic::Ordering::SeqCst;

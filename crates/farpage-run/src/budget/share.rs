@@ -11,20 +11,19 @@
 //! Where no division helps, there are [`turns`](super::turns). A budget that is made smaller is more wanted than there
 //! is. A member that is stopped does not look, and is not asked.
 //!
-//! A process without an engine claims all that it could fill, as long as that is little ([`super::unwatched`]).
+//! A process without an engine claims all that it could fill, as long as that is little ([`crate::dormant::unwatched`]).
 //!
 //! Callers: the monitor at each look; the pager before it begins to reclaim ([`ask`]); program threads of processes
 //! without an engine. Lock: [`Budget::share`], for a few instructions, inside of all others.
 
-use crate::budget::Budget;
 use crate::budget::park::{self, Park, Parking};
 use crate::budget::turns::{Turn, Turns};
-use crate::state::Engine;
+use crate::shared::budget::Budget;
+use crate::shared::state::Engine;
 use farpage_base::mem::lock::lock;
 use farpage_base::sys::clock::now_us;
 use farpage_base::sys::futex;
 use farpage_ipc::tree::{self, Member, MemberKind, Segment, strangers};
-use farpage_swap::PAGE_SIZE;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
@@ -75,7 +74,7 @@ fn can_give(member: &Member, now: u64) -> bool {
 }
 
 /// What the members of a tree say, in one pass over them. Pages.
-pub(super) struct Said<'a> {
+pub(crate) struct TreeSnapshot<'a> {
     /// What is being given: targets that claims have yet to follow.
     giving: i64,
     /// What the others want.
@@ -83,13 +82,13 @@ pub(super) struct Said<'a> {
     /// The price of that one of them who wants most urgently; `None`: nobody wants anything.
     highest_want: Option<u64>,
     /// For whom memory is worth least, of all who can give.
-    pub(super) cheapest: Option<&'a Member>,
+    pub(crate) cheapest: Option<&'a Member>,
 }
 
-impl<'a> Said<'a> {
-    pub(super) fn to(mine: &Member, segment: &'a Segment) -> Said<'a> {
+impl<'a> TreeSnapshot<'a> {
+    pub(crate) fn of(mine: &Member, segment: &'a Segment) -> TreeSnapshot<'a> {
         let now = now_us();
-        let mut said = Said { giving: 0, wanted: 0, highest_want: None, cheapest: None };
+        let mut said = TreeSnapshot { giving: 0, wanted: 0, highest_want: None, cheapest: None };
         let mut least = u64::MAX;
         for m in segment.living() {
             if m.is_looking(now) {
@@ -119,7 +118,7 @@ pub(crate) fn ask(segment: &Segment, mine: &Member, budget: &Budget, want: i64, 
     if want <= 0 || park::is_parked(mine) {
         return 0;
     }
-    let said = Said::to(mine, segment);
+    let said = TreeSnapshot::of(mine, segment);
     let first = said.highest_want.is_none_or(|price| !is_worth_more(price, mine.price.load(Relaxed)));
     let held = lock(&budget.share);
     let got = if first { segment.grow(mine, want as u64) as i64 } else { 0 };
@@ -157,7 +156,7 @@ impl Engine {
         {
             return false;
         }
-        let (said, price) = (Said::to(mine, segment), mine.price.load(Relaxed));
+        let (said, price) = (TreeSnapshot::of(mine, segment), mine.price.load(Relaxed));
         let gives = |m: &Member| !std::ptr::eq(m, mine) && is_worth_more(price, m.price.load(Relaxed));
         let comes = said.giving > 0 || said.cheapest.is_some_and(gives);
         comes && said.highest_want.is_none_or(|other| other <= price)
@@ -183,17 +182,6 @@ impl Engine {
     /// Whether this process waits for others ([`super::turns`]).
     pub(crate) fn is_held(&self) -> bool {
         tree::place().is_some_and(|mine| mine.held.load(Relaxed) != 0)
-    }
-
-    /// The most that this process may have, whatever its tree has.
-    pub(crate) fn most_pages(&self) -> i64 {
-        let alone = self.conf.ram / PAGE_SIZE as u64;
-        tree::segment().map_or(alone, Segment::most_of_one) as i64
-    }
-
-    /// The same in bytes: what is told of the budget, which `farpage set` may have changed since the start.
-    pub(crate) fn most_bytes(&self) -> u64 {
-        self.most_pages() as u64 * PAGE_SIZE as u64
     }
 }
 
@@ -350,7 +338,7 @@ impl TreeShare {
 
     /// More is claimed than there is, and not all have given what they can.
     pub(crate) fn is_somebody_to_give(&self) -> bool {
-        self.segment.claimed() > self.segment.budget() && Said::to(self.mine, self.segment).cheapest.is_some()
+        self.segment.claimed() > self.segment.budget() && TreeSnapshot::of(self.mine, self.segment).cheapest.is_some()
     }
 
     /// The process is idle. How long until the next look: `pause`, but somebody has to look after strangers. Others can
@@ -390,7 +378,7 @@ impl TreeShare {
         if seen.used > promised + STEP_MIN {
             return true; // what was given last has yet to leave
         }
-        let said = Said::to(self.mine, segment);
+        let said = TreeSnapshot::of(self.mine, segment);
         // What is already being given is on its way.
         let over = segment.claimed() as i64 - segment.budget() as i64 - said.giving;
         let demand = over + said.wanted.min(segment.budget()) as i64;

@@ -4,7 +4,7 @@
 //! What the kernel lets nobody register or move counts against the budget like the rest: written pages of private file
 //! mappings, memory with a userfaultfd of the program's own, small mappings. Where it leaves less than a quarter of the
 //! budget, managed memory would be squeezed to nothing, and each fault would wait for one of a few pages; so the budget
-//! gives way by what is missing ([`crate::budget::Budget::limit`]), and says so, once. Pages that are registered
+//! gives way by what is missing ([`crate::shared::budget::Budget::limit`]), and says so, once. Pages that are registered
 //! and cannot be taken out all the same (locked, not writable) are found by reclaim, when nothing else is left.
 //!
 //! Shared memory is neither managed nor counted; more of it than the budget is worth a word, too.
@@ -12,8 +12,8 @@
 //! Runs on the monitor's thread, which looks seldom: a look reads all mappings and the page tables of those that are
 //! not managed.
 
-use crate::state::Engine;
-use crate::told::{self, WarningKind, warn_once_in_tree};
+use crate::shared::state::Engine;
+use crate::shared::told::{self, WarningKind, warn_once_in_tree};
 use farpage_base::mem::lock::lock;
 use farpage_base::mem::units::Vpn;
 use farpage_base::sys::fd::Fd;

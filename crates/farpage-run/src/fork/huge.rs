@@ -18,7 +18,7 @@ fn prctl(option: usize, value: usize, flags: usize) -> Result<usize, farpage_bas
 }
 
 /// Switches them off. What they were, for [`restore`].
-pub(super) fn switch_off() -> u32 {
+pub(crate) fn switch_off() -> u32 {
     let before = prctl(GET_THP_DISABLE, 0, 0).unwrap_or(0) as u32;
     // Refused if the kernel cannot do it, or makes none at all.
     let _ = prctl(SET_THP_DISABLE, 1, 0);
@@ -26,7 +26,7 @@ pub(super) fn switch_off() -> u32 {
 }
 
 /// As they were.
-pub(super) fn restore(before: u32) {
+pub(crate) fn restore(before: u32) {
     // Bit 0: off; bit 1 (since 6.18): but where the program asks for them.
     let _ = prctl(SET_THP_DISABLE, (before & 1) as usize, (before & 2) as usize);
 }

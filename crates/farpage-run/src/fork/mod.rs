@@ -20,7 +20,7 @@
 //! while its event was still unread: the child then compares its own mappings with what it inherited.
 //!
 //! No `UFFD_FEATURE_EVENT_FORK`: that needs CAP_SYS_PTRACE, and the copy makes it unnecessary. But where the child could
-//! make no userfaultfds, it has them by that ([`crate::given_uffds`]).
+//! make no userfaultfds, it has them by that ([`crate::shared::given_uffds`]).
 //! The price: a child made without libc knowing has no engine and reads zeros. What goes round `fork()` through another
 //! function of libc is caught in the preload library.
 //!
@@ -36,15 +36,10 @@
 //! | `pending_events` | changes of mappings that were pending at the copy |
 //! | [`crate::fork::restart`] | the engine's second start |
 
-mod channel;
-mod handlers;
-mod huge;
-mod late_fills;
+pub(crate) mod huge;
 mod pause;
 mod pending_events;
-pub mod protocol;
-mod reserve;
+pub(crate) mod reserve;
 pub mod restart;
 
-pub use handlers::{child, child_of, parent, prepare, touch};
 pub use reserve::{release, reserve};

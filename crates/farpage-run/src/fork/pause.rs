@@ -1,14 +1,14 @@
 //! The pager's part of a fork: it holds still while the process is copied, and serves what the forking thread needs.
 
-use super::late_fills::LATE_FILLS_MAX;
 use crate::fork::pending_events::PendingEvents;
-use crate::fork::protocol::{PAUSED, RESUME_WANTED, RUNNING};
-use crate::given_uffds;
 use crate::mappings::event_order::is_known_after;
-use crate::page_table::State;
 use crate::pager::state::Outcome;
 use crate::pager::state::{PAUSED_NAME, Pager, THREAD_NAME};
-use crate::state::Engine;
+use crate::shared::given_uffds;
+use crate::shared::late_fills::LATE_FILLS_MAX;
+use crate::shared::page_table::State;
+use crate::shared::protocol::{PAUSED, RESUME_WANTED, RUNNING};
+use crate::shared::state::Engine;
 use farpage_base::mem::lock::lock;
 use farpage_base::mem::units::{FrameNo, Vpn};
 use farpage_base::mem::zeros::zero_pages;

@@ -3,7 +3,7 @@
 //!
 //! | what | how |
 //! | --- | --- |
-//! | the engine's descriptors | they wait in a socket ([`super::channel`]), of which the program's table gets one end; above its limit if all numbers below are taken |
+//! | the engine's descriptors | they wait in a socket ([`crate::shared::channel`]), of which the program's table gets one end; above its limit if all numbers below are taken |
 //! | room in the table of the child's engine | the limit allows what that opens, or can be raised for its start |
 //! | memory | a few pages of the tree's budget; waited for, for a while (`Segment::wait_for_room_of_child`) |
 //! | threads | as many as the child's engine has stand by in the parent until the copy is made; then the child has a while to get its own |
@@ -15,10 +15,10 @@
 //!
 //! Caller: the forking thread, before it asks for a pause, or sooner: where the preload library stands before `fork`.
 
-use super::protocol::THREADS;
-use crate::fork::protocol::{Fork, ForkState, room_for_start};
-use crate::state::{Engine, engine};
-use crate::uffd_device;
+use crate::shared::protocol::THREADS;
+use crate::shared::protocol::{Fork, ForkState, room_for_start};
+use crate::shared::state::{Engine, engine};
+use crate::shared::uffd_device;
 use farpage_base::mem::lock::lock;
 use farpage_base::sys::clock::now_us;
 use farpage_base::sys::futex;
@@ -62,13 +62,6 @@ impl Engine {
         fds.extend(uffd_device::device().map(|fd| fd.as_raw_fd()));
         fds
     }
-
-    /// Wakes the monitor, wherever it waits.
-    pub(crate) fn ring_monitor(&self) {
-        self.fork.ring_gates();
-        self.wakeups.monitor.fetch_add(1, SeqCst);
-        futex::wake_all(&self.wakeups.monitor);
-    }
 }
 
 impl Fork {
@@ -99,7 +92,7 @@ impl Fork {
     }
 
     /// The threads that stand by end.
-    pub(super) fn dismiss(&self) {
+    pub(crate) fn dismiss(&self) {
         self.standby.fetch_add(1, SeqCst);
         futex::wake_all(&self.standby);
     }
@@ -118,7 +111,7 @@ impl Fork {
     /// Forking thread, in its handler before the copy: makes threads that stand by anew if they had to end since the
     /// reservation, because they held what its thread has given up. There may be no room for them any more: then the
     /// child has to wait for it.
-    pub(super) fn stand_by_again(&self) {
+    pub(crate) fn stand_by_again(&self) {
         let mut fork_state = lock(&self.fork_state);
         let since = Instant::now();
         while fork_state.channel >= 0
@@ -133,7 +126,7 @@ impl Fork {
     }
 
     /// In a child, which has none of them.
-    pub(super) fn none_stand_by(&self) {
+    pub(crate) fn none_stand_by(&self) {
         self.standing.iter().for_each(|there| there.store(0, SeqCst));
     }
 
@@ -141,14 +134,6 @@ impl Fork {
     fn close_gates(&self) {
         self.closed.fetch_add(1, SeqCst);
         self.monitor_gate.lock();
-    }
-
-    /// Undoes that, if the writer's gate was not taken.
-    pub(super) fn open_monitor_gate(&self) {
-        // First: the monitor would look for it without sleeping.
-        self.monitor_gate.unlock();
-        self.closed.fetch_add(1, SeqCst);
-        futex::wake_all(&self.closed);
     }
 
     /// The calling thread has reserved what it needs and has not forked yet, or not finished.
@@ -171,7 +156,7 @@ pub fn reserve() -> Result<(), Errno> {
 
 /// [`reserve`], from where the fork cannot be refused any more: waits a while for what is missing, and the child has to
 /// do without.
-pub(super) fn reserve_anyway(e: &'static Engine) {
+pub(crate) fn reserve_anyway(e: &'static Engine) {
     let since = Instant::now();
     while e.reserve(since.elapsed() > RESERVE_WAIT_MAX).is_err() {
         futex::wait(&e.wakeups.never, 0, Some(1_000_000));

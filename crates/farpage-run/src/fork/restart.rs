@@ -5,11 +5,11 @@
 //! threads of the parent changed in the last moment are the pending events (see [`crate::fork`]).
 
 use super::pending_events::PendingEvents;
-use crate::given_uffds;
-use crate::page_table::State;
 use crate::pager::state::Pager;
-use crate::state::Engine;
-use crate::uffd_device;
+use crate::shared::given_uffds;
+use crate::shared::page_table::State;
+use crate::shared::state::Engine;
+use crate::shared::uffd_device;
 use farpage_base::mem::lock::lock;
 use farpage_base::mem::page_ranges::PageRanges;
 use farpage_base::mem::units::Vpn;

@@ -2,22 +2,20 @@
 //!
 //! | what | from whom | when |
 //! | --- | --- | --- |
-//! | a *note* ([`crate::mappings::notice_ring`]) | the preload library, on the program's thread | memory is mapped, handed out by the allocator, or about to be filled by one call; if it is much, or was much since the last look ([`crate::budget::charge`]), the thread waits until it is registered |
+//! | a *note* ([`crate::shared::notice_ring`]) | the preload library, on the program's thread | memory is mapped, handed out by the allocator, or about to be filled by one call; if it is much, or was much since the last look ([`crate::shared::charge`]), the thread waits until it is registered |
 //! | a look at `/proc/self/maps` | the monitor | when resident memory has grown by pages nobody handed out, or too much was left out |
 //!
 //! While the budget has room, memory that the program is given is left out: a fault that goes through the pager costs
 //! several times what the kernel's own does, and to register a mapping and to follow its end as much as a dozen faults.
 //!
-//! Program threads run the first half of this file, the pager the second. No locks in the first: see
-//! [`crate::mappings::notice_ring`].
+//! Program threads run most of this file, without locks (see [`crate::shared::notice_ring`]); what the pager does with
+//! the notes is in [`crate::pager::adoption`].
 
-use crate::budget::charge::UNLIMITED;
-use crate::mappings::notice_ring::Note;
-use crate::pager::state::Pager;
-use crate::state::Engine;
-use crate::told::{WarningKind, warn_once_in_tree};
-use farpage_base::mem::lock::lock;
-use farpage_base::mem::units::{USER_END, Vpn};
+use crate::shared::charge::UNLIMITED;
+use crate::shared::notice_ring::Note;
+use crate::shared::state::Engine;
+use crate::shared::told::{WarningKind, warn_once_in_tree};
+use farpage_base::mem::units::USER_END;
 use farpage_base::sys::cpu;
 use farpage_base::sys::futex;
 use farpage_base::sys::raw::{nr, syscall};
@@ -52,11 +50,6 @@ impl Engine {
         }
     }
 
-    /// Whether memory is managed.
-    pub fn is_active(&self) -> bool {
-        self.active.load(SeqCst)
-    }
-
     /// Bytes of new memory that are so much that their owners should wait until they are managed.
     pub(crate) fn large(&self) -> usize {
         (self.budget.promised() / 256) as usize * PAGE_SIZE
@@ -68,7 +61,7 @@ impl Engine {
             || !self.retired.load(SeqCst) && self.budget.total() + (bytes / PAGE_SIZE) as i64 > self.budget.activation()
     }
 
-    /// As [`crate::program::handed_out`].
+    /// As [`crate::lifecycle::program::handed_out`].
     pub(crate) fn handed_out(&self, start: usize, len: usize, mapped: bool) {
         if !self.is_active() {
             // More than the whole budget at once, and it may be filled in one call: sooner than anybody looks.
@@ -132,7 +125,7 @@ impl Engine {
     /// Whether `[start, end)` (bytes), which is new, need not be managed yet: with all that was left out since the
     /// monitor's last look at all mappings, it is a part of the room in the budget. Its first touches are the kernel's
     /// then, and often it is given back before it is looked for. Pager only.
-    fn can_wait(&self, start: usize, end: usize) -> bool {
+    pub(crate) fn can_wait(&self, start: usize, end: usize) -> bool {
         if self.is_known(start, end) {
             return false;
         }
@@ -217,52 +210,5 @@ impl Engine {
         }
         self.notes.finish();
         self.notes.peek().is_some()
-    }
-}
-
-impl Pager {
-    /// Who waits for what was noted goes on.
-    pub(crate) fn finish_notes(&mut self) {
-        if self.letting_go.is_empty() && std::mem::take(&mut self.noted) {
-            self.e.notes.finish();
-        }
-    }
-
-    /// Registers the mappings that were heard of since the last call.
-    pub(crate) fn adopt_news(&mut self) {
-        let e = self.e;
-        let mut news = std::mem::take(&mut self.news);
-        // Before the notes: what is noted later will be counted again.
-        e.charges.drain();
-        let mut noted = false;
-        while let Some(note) = e.notes.take() {
-            noted = true;
-            match note {
-                Note::Thread(block) => e.pin_thread(block),
-                Note::LetGo(start, end) => self.letting_go.push((start, end)),
-                Note::Mapping(start, end) if e.recent.covers(start, end) => {} // another note was of the same mapping
-                Note::Mapping(start, end) if e.can_wait(start, end) => {}
-                Note::Mapping(start, end) => {
-                    self.adopt_mappings(start, end);
-                    if let Some((first, last)) = lock(&e.managed).covering(Vpn::of(start)) {
-                        e.recent.add(first.addr(), last.addr());
-                    }
-                }
-            }
-        }
-        // Mostly nothing is mapped there (again).
-        let is_there = |start, end| self.mm.mapping_from(start).is_ok_and(|m| m.is_some_and(|m| m.start < end));
-        news.retain(|(start, end)| is_there(*start, *end) && !e.can_wait(*start, *end));
-        news.append(&mut lock(&e.candidates));
-        for (start, end) in news.drain(..) {
-            self.adopt_mappings(start, end);
-        }
-        self.news = news;
-        // Who waits for memory to be let go waits until it is.
-        self.noted |= noted;
-        if e.budget.over_limit() == 0 {
-            self.finish_notes();
-        }
-        self.advise_adopted();
     }
 }

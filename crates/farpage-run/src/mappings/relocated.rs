@@ -8,7 +8,7 @@
 //!
 //! Runs on the monitor's thread, which looks seldom.
 
-use crate::state::Engine;
+use crate::shared::state::Engine;
 use farpage_base::mem::lock::lock;
 use farpage_base::sys::fd::Fd;
 use farpage_base::sys::maps::{Kind, Mapping, mappings_of_files};

@@ -4,8 +4,8 @@
 //!
 //! Caller: the pager's turn. Locks: those of `swap_in`; the one of managed ranges.
 
-use crate::page_table::leaf_end;
 use crate::pager::state::Pager;
+use crate::shared::page_table::leaf_end;
 use farpage_base::mem::lock::lock;
 use farpage_base::mem::units::{USER_END, Vpn};
 use std::sync::atomic::Ordering::SeqCst;

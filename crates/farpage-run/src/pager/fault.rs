@@ -9,11 +9,11 @@
 //!
 //! Caller: the pager's loop. Locks: `managed`, `lru`, `frame`, never two at a time.
 
-use crate::lru::PageBatch;
-use crate::page_table::{Node, State, leaf_end, leaf_start};
 use crate::pager::readahead::bounds;
 use crate::pager::state::Outcome;
 use crate::pager::state::{Fault, Pager};
+use crate::shared::lru::PageBatch;
+use crate::shared::page_table::{Node, State, leaf_end, leaf_start};
 use farpage_base::mem::lock::lock;
 use farpage_base::mem::units::{FrameNo, Vpn};
 use farpage_base::mem::zeros::ZERO_PAGES;

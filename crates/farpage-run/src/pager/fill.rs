@@ -13,10 +13,10 @@
 //! Callers: `fault`, `swap_in`, `prefetch`, `let_go`, on the pager's thread. Locks: that of the frames; `discard_area`,
 //! and that of the frames in it.
 
-use crate::page_table::State;
 use crate::pager::fault::ZERO_MAX_TIGHT;
 use crate::pager::state::Outcome;
 use crate::pager::state::Pager;
+use crate::shared::page_table::State;
 use crate::store;
 use farpage_base::mem::open::STEP;
 use farpage_base::mem::units::{FrameNo, Vpn};

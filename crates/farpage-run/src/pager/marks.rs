@@ -13,7 +13,7 @@
 //! Callers: the preload library, on program threads; `fill`, `reclaim`, `mappings::register`, on the pager's.
 
 use crate::pager::state::Pager;
-use crate::state::Engine;
+use crate::shared::state::Engine;
 use farpage_base::mem::units::Vpn;
 use farpage_base::sys::pagemap::PageKind;
 use farpage_base::sys::uffd::UffdError;

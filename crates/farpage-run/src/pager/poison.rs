@@ -7,8 +7,8 @@
 //!
 //! Caller: `fault`, on the pager's thread.
 
-use crate::page_table::State;
 use crate::pager::state::Pager;
+use crate::shared::page_table::State;
 use farpage_base::mem::units::Vpn;
 use farpage_base::sys::message::{fatal, message, warn};
 use farpage_base::sys::uffd::UffdError;

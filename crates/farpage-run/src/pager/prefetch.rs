@@ -3,7 +3,7 @@
 //!
 //! *In advance.* A program that has gone through a window in order will most likely want the next one. So its pages are
 //! read (`device::read_queue`) while the program is busy with those it has, and wait in frames. The words of the pages
-//! stay `Swapped`, with a mark ([`crate::page_table::PageTable::mark_reading`]) that every change of the word
+//! stay `Swapped`, with a mark ([`crate::shared::page_table::PageTable::mark_reading`]) that every change of the word
 //! takes away: content is placed only if the mark is still there, so what was discarded, moved or freed meanwhile is
 //! thrown away with what was read for it. The first fault in the window places all of it, and has the next one read.
 //!

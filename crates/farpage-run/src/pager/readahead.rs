@@ -13,15 +13,12 @@
 //! with the kernel's rules, all pages read ahead wait in the swap cache, with a mark in their words; their first touch
 //! is a minor fault, which takes the mark and counts it.
 //!
-//! Caller: `swap_in`, `ahead`, `fault`, all on the pager's thread; the writer, for [`SlotPages`]. No locks.
+//! Caller: `swap_in`, `prefetch`, `fault`, all on the pager's thread. No locks.
 
-use crate::page_table::Node;
 use farpage_base::mem::units::Vpn;
 use farpage_device::Entry;
 use farpage_swap::readahead::{ClusterState, LIST_MAX, Rule, Streams, Tuning, VmaState, Window};
 use std::ops::Range;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 /// Threads with streams of their own; more share.
 const THREADS: usize = 8;
@@ -29,10 +26,6 @@ const THREADS: usize = 8;
 const MAPPINGS: usize = 16;
 /// Most pages that are read in slot order beside our own rule, the kernel's default.
 const BESIDE_MAX: u32 = 8;
-/// Slots whose page is known at a time, where that is wanted; more overwrite each other: less is read ahead.
-const SLOTS: usize = 1 << 22;
-/// So many are made room for at a time.
-const PIECE: usize = 1 << 12;
 
 /// What to bring in for a fault.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -199,37 +192,6 @@ impl Readahead {
         });
         self.mappings[..=at].rotate_right(1);
         &mut self.mappings[0]
-    }
-}
-
-/// The page of each slot, as of when it was stored: a hint, to be compared with the page's word. Four bytes a slot, in
-/// pieces that are made when they are needed.
-pub struct SlotPages(Box<[OnceLock<Box<[AtomicU32]>>]>);
-
-impl SlotPages {
-    /// If the rule wants it; `rotational`: a device has heads to move.
-    pub fn new(tuning: Tuning, rotational: bool) -> Option<SlotPages> {
-        let new = || SlotPages((0..SLOTS / PIECE).map(|_| OnceLock::new()).collect());
-        (tuning.rule == Rule::Slot || tuning.rule == Rule::Stream && rotational).then(new)
-    }
-
-    /// Its piece, and the place in it.
-    fn place(entry: Entry) -> (usize, usize) {
-        let at = entry.raw() as usize % SLOTS;
-        (at / PIECE, at % PIECE)
-    }
-
-    /// The page of `node` was stored in a slot.
-    pub fn stored(&self, node: Node, entry: Entry) {
-        let (piece, at) = SlotPages::place(entry);
-        let new = || (0..PIECE).map(|_| AtomicU32::new(0)).collect();
-        self.0[piece].get_or_init(new)[at].store(node.0, Relaxed);
-    }
-
-    /// The page that was stored in a slot last, perhaps.
-    pub fn page_of(&self, entry: Entry) -> Node {
-        let (piece, at) = SlotPages::place(entry);
-        Node(self.0[piece].get().map_or(0, |piece| piece[at].load(Relaxed)))
     }
 }
 

@@ -3,9 +3,9 @@
 //! `shrink` moves the oldest active pages into frames, in runs of neighbours (a run costs a sixth of its pages one by
 //! one). A moved page is stable: no thread can write it any more, so a writer may store it whenever it likes.
 
-use crate::page_table::{Node, State};
-use crate::pager::scratch::SCRATCH_PAGES;
 use crate::pager::state::Pager;
+use crate::pager::state::SCRATCH_PAGES;
+use crate::shared::page_table::{Node, State};
 use crate::store;
 use farpage_base::mem::lock::lock;
 use farpage_base::mem::units::{FrameNo, Vpn};

@@ -9,9 +9,9 @@
 //! Caller: the pager's thread. Locks: `managed`, `read_only`, one at a time.
 
 use crate::mappings::library_guard::LibraryHold;
-use crate::page_table::Node;
 use crate::pager::state::Pager;
-use crate::state::give_up;
+use crate::shared::page_table::Node;
+use crate::shared::state::give_up;
 use farpage_base::mem::lock::lock;
 use farpage_base::mem::units::Vpn;
 use farpage_base::sys::maps::Kind;

@@ -17,10 +17,10 @@
 
 pub(crate) mod lists;
 
-use crate::mappings::let_go::Step;
-use crate::page_table::State;
+use crate::pager::let_go::Step;
 use crate::pager::robust::lists::NODES_MAX;
 use crate::pager::state::{Fault, Pager};
+use crate::shared::page_table::State;
 use farpage_base::mem::units::Vpn;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};

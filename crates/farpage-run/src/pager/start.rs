@@ -3,11 +3,8 @@
 //! Callers: the monitor, when the budget is near; in a child [`crate::fork::restart`]; both on the monitor's
 //! thread. Locks: that of `discard_area`.
 
-use crate::address_space::{AddressSpace, Kernel};
-use crate::build::FRAMES_BYTES_MIN;
 use crate::cpus::affinity::{AdaptiveSpin, CpuAffinity};
 use crate::cpus::cpu_latency::CpuLatency;
-use crate::given_uffds::{self, Forks};
 use crate::mappings::event_order::Order;
 use crate::mappings::grace_period::GracePeriod;
 use crate::pager::fault_threads::FaultThreads;
@@ -16,11 +13,13 @@ use crate::pager::readahead::Readahead;
 use crate::pager::robust::lists::RobustLists;
 use crate::pager::state::{Pager, THREAD_NAME, Transit};
 use crate::pager::trace::Recorder;
-use crate::stacks::{PAGER, WRITER};
-use crate::start_error::StartError;
-use crate::state::Engine;
+use crate::shared::address_space::{AddressSpace, Kernel};
+use crate::shared::given_uffds::{self, Forks};
+use crate::shared::stacks::{PAGER, WRITER};
+use crate::shared::start_error::StartError;
+use crate::shared::state::Engine;
+use crate::shared::uffd_device;
 use crate::threads::writer;
-use crate::uffd_device;
 use farpage_base::mem::lock::lock;
 use farpage_base::mem::units::Vpn;
 use farpage_base::sys::message::warn;
@@ -34,6 +33,9 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::time::Instant;
+
+/// Frames at the start, bytes.
+pub(crate) const FRAMES_BYTES_MIN: usize = 2048 * PAGE_SIZE;
 
 /// What a pager needs of the system.
 pub struct PagerParts {

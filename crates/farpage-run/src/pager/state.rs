@@ -2,22 +2,21 @@
 //!
 //! Callers: the files of this folder, of `mappings` and of `fork`, on the pager's thread. No locks.
 
-use crate::address_space::AddressSpace;
 use crate::cpus::affinity::{AdaptiveSpin, CpuAffinity};
 use crate::cpus::cpu_latency::CpuLatency;
-use crate::given_uffds::Forks;
 use crate::mappings::event_order::Order;
 use crate::mappings::grace_period::GracePeriod;
 use crate::pager::fault_threads::FaultThreads;
 use crate::pager::prefetch::windows::Prefetch;
 use crate::pager::readahead::Readahead;
 use crate::pager::robust::lists::RobustLists;
-use crate::pager::scratch::Scratch;
 use crate::pager::trace::Recorder;
-use crate::state::Engine;
-use farpage_base::mem::units::Vpn;
+use crate::shared::address_space::AddressSpace;
+use crate::shared::given_uffds::Forks;
+use crate::shared::state::Engine;
+use farpage_base::mem::units::{Page, Vpn};
 use farpage_device::Entry;
-use farpage_swap::readahead::Streams;
+use farpage_swap::readahead::{READAHEAD_MAX, Streams};
 use rustix::fd::OwnedFd;
 use std::time::Instant;
 
@@ -25,6 +24,13 @@ use std::time::Instant;
 pub const THREAD_NAME: &[u8] = b"farpage-pager";
 /// The same while it holds still for a fork and brings in nothing that others ask for.
 pub(crate) const PAUSED_NAME: &[u8] = b"farpage-paused";
+
+/// Pages that are loaded and placed at once.
+pub(crate) const SCRATCH_PAGES: usize = READAHEAD_MAX as usize;
+
+/// Engine memory that pages are loaded into, and copied from into the program.
+#[repr(align(4096))]
+pub(crate) struct Scratch(pub(crate) [Page; SCRATCH_PAGES]);
 
 /// What became of a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -2,14 +2,14 @@
 //!
 //! Caller: `fault`, on the pager's thread. Locks: `lru`, `frame`, the devices'.
 
-use crate::lru::PageBatch;
-use crate::page_table::State;
 use crate::pager::fault::run_around;
 use crate::pager::prefetch::windows::Inflight;
 use crate::pager::readahead::{Plan, bounds, pages_of, single};
-use crate::pager::scratch::SCRATCH_PAGES;
 use crate::pager::state::Outcome;
 use crate::pager::state::Pager;
+use crate::pager::state::SCRATCH_PAGES;
+use crate::shared::lru::PageBatch;
+use crate::shared::page_table::State;
 use farpage_base::mem::lock::lock;
 use farpage_base::mem::units::{FrameNo, Page, Vpn};
 use farpage_base::sys::uffd::UffdError;

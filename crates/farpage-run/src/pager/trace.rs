@@ -18,7 +18,7 @@
 //!   | first page:40 | pages - 1:20 | kind:4 |      kind: TraceKind
 //! ```
 
-use crate::start_error::StartError;
+use crate::shared::start_error::StartError;
 use farpage_base::mem::units::Vpn;
 use farpage_base::sys::message::warn;
 use farpage_base::sys::raw::ErrnoText;

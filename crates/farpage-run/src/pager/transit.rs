@@ -11,10 +11,10 @@
 //!
 //! Caller: `reclaim`, on the pager's thread. Locks: `discard_area`.
 
-use crate::address_space::AddressSpace;
-use crate::page_table::Node;
 use crate::pager::state::Pager;
 use crate::pager::state::Transit;
+use crate::shared::address_space::AddressSpace;
+use crate::shared::page_table::Node;
 use crate::store;
 use farpage_base::mem::arena::{Part, TRANSIT_BYTES};
 use farpage_base::mem::lock::lock;

@@ -9,8 +9,8 @@
 //! that all engine threads have. No locks.
 
 use super::Change;
-use crate::state::Engine;
-use crate::told::{WarningKind, warn_once_in_tree};
+use crate::shared::state::Engine;
+use crate::shared::told::{WarningKind, warn_once_in_tree};
 use farpage_base::sys::proc::{Proc, replace};
 use farpage_base::sys::raw::Errno;
 use rustix::fd::{AsFd, OwnedFd, RawFd};

@@ -5,7 +5,7 @@
 //! mappings are told as the kernel tells them: `madvise` before the pages go, `munmap` and `mremap` after; and while
 //! one is under way, pages are neither copied nor moved.
 
-use crate::address_space::AddressSpace;
+use crate::shared::address_space::AddressSpace;
 use farpage_base::mem::arena::{Arena, Part};
 use farpage_base::mem::units::Page;
 use farpage_base::sys::maps::{Kind, Mapping, Rights};

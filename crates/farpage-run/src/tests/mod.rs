@@ -7,10 +7,10 @@
 
 mod fake;
 
-use crate::build::arena_sizes;
 use crate::dormant::StartPlan;
+use crate::lifecycle::build::arena_sizes;
 use crate::pager::state::Pager;
-use crate::state::Engine;
+use crate::shared::state::Engine;
 use crate::threads::writer;
 use fake::Fake;
 use farpage_base::mem::arena::Arena;

@@ -1,10 +1,10 @@
-//! The thread that decompresses posted windows ([`crate::threads::board`]).
+//! The thread that decompresses posted windows ([`crate::shared::board`]).
 //!
 //! Caller: the pager, which starts it when it is first wanted. Locks: the devices' only.
 
-use crate::stacks::DECOMPRESSOR;
-use crate::state::Engine;
-use crate::threads::board::{NEVER, NONE, RUNS};
+use crate::shared::board::{NEVER, NONE, RUNS};
+use crate::shared::stacks::DECOMPRESSOR;
+use crate::shared::state::Engine;
 use farpage_base::sys::futex;
 use farpage_base::sys::thread::{Start, allowed_cpus, run_on_any, settle};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};

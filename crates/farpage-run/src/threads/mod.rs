@@ -1,6 +1,4 @@
-//! The engine's threads beside the pager: their loops.
+//! The loops of the engine's threads that store and decompress pages.
 
-pub(crate) mod board;
 pub(crate) mod decompressor;
-pub mod monitor;
 pub(crate) mod writer;

@@ -3,8 +3,8 @@
 //! Caller: [`crate::pager::start`] starts it; what it does with a page is in [`crate::store`]. Locks: its
 //! gate ([`crate::fork`]) is held in each turn, outside of all others; then those of `store` and of the devices.
 
-use crate::stacks::WRITER;
-use crate::state::Engine;
+use crate::shared::stacks::WRITER;
+use crate::shared::state::Engine;
 use crate::store::{WRITE_BATCH, queued_batch, wanted, write_some};
 use farpage_base::mem::lock::lock;
 use farpage_base::sys::futex;

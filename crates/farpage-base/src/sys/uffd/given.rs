@@ -3,7 +3,7 @@
 //! The process cannot make any.
 //!
 //! Who reads the message of a fork has the child's; until then the fork waits. Callers: `farpage attach`, as root;
-//! `farpage_run::given_uffds`. No locks.
+//! `farpage_run::shared::given_uffds`. No locks.
 
 use super::{COPY_QUIET, FEATURES, FEATURES_QUIET, UFFDIO_API, UFFDIO_COPY, UFFDIO_UNREGISTER, Uffd};
 use crate::sys::fd::Fd;

@@ -126,7 +126,7 @@ fn who_is_stopped_wants_nothing() {
     let mine = stopped.share.mine;
     mine.wants.store(9_000);
     mine.price.store(HOLDS_PRICE, Relaxed);
-    assert_eq!(Said::to(one.share.mine, segment).highest_want, Some(HOLDS_PRICE));
+    assert_eq!(TreeSnapshot::of(one.share.mine, segment).highest_want, Some(HOLDS_PRICE));
     one.look(8_190, 1_000);
     let before = one.budget.promised();
     assert!(before <= 8_192, "another wants more urgently");

@@ -3,7 +3,7 @@
 //! Callers: [`crate::pager::prefetch`] and who serves faults, on the pager's thread. No locks.
 
 use crate::cpus::ab_trial::Trial;
-use crate::threads::board::Ticket;
+use crate::shared::board::Ticket;
 use farpage_base::mem::units::{FrameNo, Vpn};
 use farpage_device::Entry;
 use farpage_device::read_queue::ReadQueue;

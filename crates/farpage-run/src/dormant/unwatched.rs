@@ -1,0 +1,111 @@
+//! What a process without an engine has of its tree's budget: it claims all that it could fill, by itself ([`hold`]) or
+//! by copying what it shares with its parent ([`forked`]), as long as that is little.
+//!
+//! Callers: program threads; forked children. No locks.
+
+use crate::budget::share::TreeSnapshot;
+use farpage_ipc::tree::{self, Member, MemberKind, Segment, strangers};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// What a process may always claim, however full the tree is: about what an engine takes.
+pub(crate) const SMALL: u64 = 512;
+/// And up to this part of the budget as long as all processes without an engine claim less than half of it.
+const SMALL_PART: u64 = 10;
+
+/// The pages that the parent had when this process was forked: its children share them until somebody writes.
+static FORKED_WITH: AtomicU64 = AtomicU64::new(0);
+
+/// In a forked child without an engine: takes a place of its own. What its parent could fill it can, too, and what its
+/// parent has it can copy without a word: `reach` pages, where its parent does not say so itself. As [`hold`].
+pub(crate) fn forked(reach: Option<u64>) -> bool {
+    let of_parent = || tree::place().map_or(0, |parent| parent.used.load());
+    let pages = reach.unwrap_or_else(of_parent);
+    FORKED_WITH.store(pages, Relaxed);
+    if !tree::joining::fork_child() && tree::segment().is_some() {
+        FORKED_WITH.store(0, Relaxed);
+    }
+    hold(pages)
+}
+
+/// The pages of the parent that this process, a forked child, began with.
+pub(crate) fn forked_with() -> u64 {
+    FORKED_WITH.load(Relaxed)
+}
+
+/// A process without an engine could fill so many pages: claims them. False: there is not as much, or so much that
+/// others may want some of it back; somebody is to watch it.
+pub(crate) fn hold(pages: u64) -> bool {
+    let (Some(segment), Some(mine)) = (tree::segment(), tree::mine()) else { return true };
+    if mine.kind() == MemberKind::Nested {
+        return true; // the launcher of another tree, which claims for that
+    }
+    let now = mine.claim.held();
+    mine.used.store(pages);
+    if pages <= now {
+        mine.claim.sub(now - pages);
+        return true;
+    }
+    let want = pages - now;
+    if is_small(segment, pages, want) {
+        mine.claim.add(want);
+        if pages > SMALL && segment.claimed() > segment.budget() {
+            // All who could make room may be idle.
+            TreeSnapshot::of(mine, segment).cheapest.into_iter().for_each(Member::ring);
+        }
+        return true;
+    }
+    // A quarter of the budget is for those who can give. A forked child has brothers, with which it is to share: what
+    // it has without an engine nobody else gets. Those who ended without a word have nothing any more.
+    let is_full = || match forked_with() {
+        0 => segment.free() < segment.budget() / 4 + want,
+        _ => is_full_for_child(segment, pages),
+    };
+    if is_full() && (strangers::look_after(segment).is_none() || is_full()) {
+        return false;
+    }
+    let got = segment.grow(mine, want);
+    if got < want {
+        mine.claim.sub(got);
+    }
+    got == want
+}
+
+fn is_full_for_child(segment: &Segment, pages: u64) -> bool {
+    segment.free() < segment.budget() / 2 + pages
+}
+
+/// Whether this process has so much that there is no room for a child which could copy all of it: one that is forked
+/// gets an engine, and what it has then only this process can give.
+pub(crate) fn leaves_no_room_for_a_child() -> bool {
+    let (Some(segment), Some(mine)) = (tree::segment(), tree::mine()) else { return false };
+    let pages = mine.claim.held();
+    let is_large = pages > SMALL.max(segment.budget() / SMALL_PART);
+    is_large && mine.kind() == MemberKind::Dormant && is_full_for_child(segment, pages)
+}
+
+/// Whether others make room for a process without an engine that could fill `pages`, `want` more than it claims: an
+/// engine would not be worth it, and some programs must have one thread.
+fn is_small(segment: &Segment, pages: u64, want: u64) -> bool {
+    let budget = segment.budget();
+    pages <= SMALL || pages <= budget / SMALL_PART && segment.dormant() + want <= budget / 2
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fd::AsFd;
+
+    #[test]
+    fn small_processes_are_left_alone_until_they_have_half_of_all() {
+        let segment = tree::open(tree::create(50_000 * 4096, None).unwrap().as_fd()).unwrap();
+        assert!(is_small(segment, 5_000, 5_000) && !is_small(segment, 5_001, 5_001));
+        for pid in 1..=5 {
+            assert!(is_small(segment, 5_000, 5_000));
+            let member = segment.member_for_test(pid);
+            member.set_kind(MemberKind::Dormant);
+            member.claim.add(5_000);
+        }
+        assert!(!is_small(segment, 5_000, 5_000));
+        assert!(is_small(segment, SMALL, SMALL), "in any case");
+    }
+}

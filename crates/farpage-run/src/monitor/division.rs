@@ -1,0 +1,83 @@
+//! How the budget is divided between pages as they are and compressed ones: what [`PoolShare`] decides, carried out. The
+//! monitor's. Takes the lock of the lists, and under it none.
+
+use crate::shared::state::Engine;
+use farpage_base::mem::lock::lock;
+use farpage_device::space::build::memory_most;
+use farpage_swap::PAGE_SIZE;
+use farpage_swap::pool_share::{PoolShare, Sample, UnevictableEstimate};
+use farpage_swap::tuning::Controller;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// How it is divided now.
+pub(super) struct BudgetDivision {
+    share: PoolShare,
+    /// For a budget of so many pages.
+    divided: i64,
+    stuck: UnevictableEstimate,
+}
+
+impl BudgetDivision {
+    pub(super) fn new(e: &Engine) -> BudgetDivision {
+        BudgetDivision {
+            share: PoolShare::new(e.conf.ram, e.space.usage().pool_limit_bytes),
+            divided: e.most_pages(),
+            stuck: UnevictableEstimate::default(),
+        }
+    }
+
+    /// What was worked out for another budget follows it, if that has become another one by an eighth.
+    fn follow_budget(&mut self, e: &Engine) {
+        let pages = e.budget.promised().max(1);
+        if (pages - self.divided).abs() <= self.divided / 8 {
+            return;
+        }
+        self.divided = pages;
+        let bytes = pages as u64 * PAGE_SIZE as u64;
+        lock(&e.lru).resize(pages as usize);
+        // Its memory was reserved for the budget at the start.
+        let limit = self.share.resize(bytes.min(e.conf.ram));
+        match e.space.is_tiered() {
+            true => limit.into_iter().for_each(|limit| e.space.set_pool_limit(limit)),
+            false => e.space.set_pool_limit(memory_most(bytes.min(e.conf.ram))),
+        }
+    }
+
+    /// Moves the border between pages as they are and compressed ones. Without a file there is nowhere else to go.
+    pub(super) fn turn(&mut self, e: &Engine) {
+        self.follow_budget(e);
+        if !e.space.is_tiered() {
+            return;
+        }
+        let (pool_load_ns, file_load_ns) = e.load_times.means();
+        let (taken, skipped) = (e.stat.pgsteal_anon.load(Relaxed), e.stat.move_skipped.load(Relaxed));
+        let mut lru = lock(&e.lru);
+        let sample = Sample {
+            major: e.stat.pgmajfault.load(Relaxed),
+            major_file: e.stat.pgmajfault_file.load(Relaxed),
+            loaded: e.stat.pswpin.load(Relaxed),
+            stored: e.stat.pswpout.load(Relaxed),
+            pages: (lru.active_len() + lru.cached_len() + lru.ahead_len()) as u64,
+            stuck: e
+                .controls
+                .settle(Controller::Immovable, self.stuck.estimate(taken, skipped, u64::from(lru.active_lens().0))),
+            unmanaged: e.budget.unmanaged() as u64,
+            pool_bytes: e.stat.pool_bytes.load(Relaxed),
+            pool_orig_bytes: e.stat.pool_orig_bytes.load(Relaxed),
+            pool_raw_bytes: e.stat.huge_pages.load(Relaxed) * PAGE_SIZE as u64,
+            pool_load_ns,
+            file_load_ns,
+            out: e.table.swapped_pages(),
+            unchanged: e.clean.unchanged_share(),
+        };
+        let promised = e.budget.promised().max(1) as u64 * PAGE_SIZE as u64;
+        let limit = self.share.decide(&e.controls, promised, |share| share.turn(sample, &mut lru.distances));
+        drop(lru);
+        e.space.settle_pools(self.share.is_settled());
+        if let Some(limit) = limit {
+            e.space.set_pool_limit(limit);
+            e.space.let_raw_wait(self.share.is_worth_room());
+            e.wake_writer();
+        }
+    }
+}

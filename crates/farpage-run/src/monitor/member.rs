@@ -1,0 +1,158 @@
+//! The monitor's part in its process's tree: what the process says of itself and is given, and the neighbours that it
+//! looks after, because they cannot. The words in the tree's segment are [`farpage_ipc::tree`]'s. No locks.
+
+use crate::budget::kin::{Kin, pages};
+use crate::budget::share::{self, TreeLook, TreeShare};
+use crate::dormant::unwatched;
+use crate::shared::state::Engine;
+use crate::shared::told::{self, WarningKind, warn_once_in_tree};
+use farpage_base::sys::proc::{Proc, threads};
+use farpage_base::sys::raw::gettid;
+use farpage_base::sys::robust;
+use farpage_ipc::conf::size;
+use farpage_ipc::tree::{self, MemberKind, Segment, strangers, sums};
+use farpage_swap::PAGE_SIZE;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+
+/// Children that say nothing are looked for at most so often, of so many threads.
+const CHILDREN: Duration = Duration::from_millis(100);
+const CHILDREN_THREADS: u32 = 64;
+
+/// The process among those of its tree, if it has one.
+pub(super) struct Membership {
+    /// What of the tree's budget is this process's.
+    pub(super) share: Option<TreeShare>,
+    /// Pages that it has together with other processes.
+    pub(super) kin: Kin,
+    /// Forks so far.
+    forks: u64,
+    /// When it last looked for children that say nothing.
+    children: Instant,
+}
+
+impl Membership {
+    /// Takes this thread's part. `is_child`: of a process with an engine; `resident`: pages.
+    pub(super) fn new(e: &Engine, is_child: bool, resident: i64, now: Instant) -> Membership {
+        let kin = Kin::of_child(if is_child { resident } else { unwatched::forked_with() as i64 });
+        Membership { share: tree_share(e, is_child), kin, forks: 0, children: now }
+    }
+
+    /// Of `rss` pages those that other processes pay for are left out.
+    pub(super) fn own_pages(&mut self, e: &Engine, proc: &Proc, rss: i64) -> i64 {
+        let forks = e.stat.forks.load(Relaxed);
+        if std::mem::replace(&mut self.forks, forks) != forks {
+            self.kin.forked();
+        }
+        let shared = self.kin.shared(proc, rss, e.stat.pgfault.load(Relaxed));
+        e.budget.shared_is(shared);
+        rss - shared.paid_by_others
+    }
+
+    /// Says in the tree what this process has, asks for more and gives. Whether it gives. Now and then, looks after
+    /// those who cannot.
+    pub(super) fn look(&mut self, e: &Engine, proc: &Proc, used: i64) -> bool {
+        let Some(tree) = &mut self.share else { return false };
+        let load = |counter: &AtomicU64| counter.load(Relaxed);
+        tree.mine.swapped.store(e.table.swapped_pages());
+        tree.mine.shared.store(e.budget.shared().max(0) as u64);
+        tree.mine.stalls.store(load(&e.stat.allocstall), Relaxed);
+        tree.segment.header.sums.add(e.stat);
+        let seen = TreeLook {
+            used: used.max(e.budget.total()),
+            major: load(&e.stat.pgmajfault),
+            faults: load(&e.stat.pgfault),
+            managed: e.is_active(),
+            most: e.most_pages(),
+            engine: e.engine_pages(),
+        };
+        let gives = tree.look(&e.budget, seen);
+        if std::mem::take(&mut tree.comes_back) {
+            e.comes_back.store(true, SeqCst);
+            e.kick_pager();
+        }
+        self.find_children(proc);
+        gives
+    }
+
+    /// Now and then: looks for children of which the tree does not know, and at strangers.
+    fn find_children(&mut self, proc: &Proc) {
+        let (Some(tree), now) = (&self.share, Instant::now()) else { return };
+        if now - self.children > CHILDREN {
+            self.children = now;
+            let mut left = CHILDREN_THREADS;
+            // What cannot be read now is read the next time.
+            let _ = threads(proc, |thread| {
+                if left > 0 {
+                    strangers::find_own_children(tree.segment, tree.mine, thread.listed);
+                    left -= 1;
+                }
+            });
+        }
+        look_after_strangers(tree.segment);
+    }
+
+    /// How long the process may go on resting for `most`: what others do is to be seen. `None`: not at all.
+    pub(super) fn rests(&self, most: Duration) -> Option<Duration> {
+        let Some(tree) = &self.share else { return Some(most) };
+        // Who shares pages with it, and who has more than there is.
+        if self.kin.is_related() {
+            return None;
+        }
+        if strangers::are_left_to(tree.segment, tree.mine) {
+            look_after_strangers(tree.segment);
+        }
+        if tree.is_somebody_to_give() {
+            return None;
+        }
+        Some(tree.rests(most))
+    }
+
+    /// This thread ends, and the process goes on: others look whether it is still there.
+    pub(super) fn leave(&mut self) {
+        if let Some(tree) = self.share.take() {
+            robust::forget();
+            tree.mine.is_left_to_others(std::process::id());
+        }
+    }
+}
+
+/// Takes this thread's part in the tree: the kernel marks the place when the process ends.
+fn tree_share(e: &Engine, is_child: bool) -> Option<TreeShare> {
+    if is_child && tree::segment().is_some() {
+        // Where no place is free, a part, as for a program that has lost its tree.
+        let placed = tree::joining::fork_child();
+        let pages = if placed { share::FLOOR } else { share::FLOOR.max(pages(e.conf.ram) / 16) };
+        e.budget.promise(pages);
+        e.budget.sample(0, e.budget.grown());
+    }
+    let (segment, mine) = (tree::segment()?, tree::mine()?);
+    if is_child {
+        mine.claim.add(share::FLOOR as u64);
+    }
+    mine.set_kind(MemberKind::Watched);
+    // Where that is refused, others find out by the process id.
+    if robust::mark_at_end(&mine.claim.owner).is_ok() {
+        mine.claim.owner.store(gettid(), SeqCst);
+    }
+    sums::begin(e.stat);
+    Some(TreeShare::new(segment, mine))
+}
+
+/// Looks after processes without the library, if nobody has just done so; says once in a tree that they have more than
+/// a tenth of its budget.
+fn look_after_strangers(segment: &Segment) {
+    let Some(held) = strangers::look_after(segment) else { return };
+    if !held.much || told::is_said(WarningKind::Strangers) {
+        return;
+    }
+    let (has, of) = (held.pages * PAGE_SIZE as u64, segment.budget() * PAGE_SIZE as u64);
+    let text = format!(
+        "programs that cannot load farpage's library (static, or with more rights) have {} of the budget of {}, and \
+         cannot be swapped out; the largest is process {}: the others make room",
+        size::format(has),
+        size::format(of),
+        held.largest
+    );
+    warn_once_in_tree(WarningKind::Strangers, &text);
+}

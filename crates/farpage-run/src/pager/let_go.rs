@@ -1,0 +1,316 @@
+//! Memory that the program is to have for itself: all of it is brought in, and none of it is managed any more.
+//!
+//! | what | why | until |
+//! | --- | --- | --- |
+//! | a range | the program registers it with a userfaultfd of its own; the kernel allows one | that is undone |
+//! | everything | the program has opened its own pagemap: what is swapped out here looks there as if it had never been used, and whoever clears only what has been used would keep the rest | the process ends |
+//!
+//! Pages come in above the budget if need be. Each one loses its word as soon as it is there, so that it is out of
+//! reclaim's reach; when no page of the range has a word, the range is no longer registered. Nothing of the program
+//! runs in between that could fill a word: the pager serves all faults.
+//!
+//! Program threads run the first half of this file, the pager the second.
+
+use crate::pager::state::Outcome;
+use crate::pager::state::Pager;
+use crate::pager::state::SCRATCH_PAGES;
+use crate::shared::charge::UNLIMITED;
+use crate::shared::notice_ring::Note;
+use crate::shared::page_table::{Node, State, leaf_end};
+use crate::shared::state::Engine;
+use crate::shared::told::{WarningKind, warn_once_in_tree};
+use farpage_base::mem::lock::lock;
+use farpage_base::mem::units::{Page, USER_END, Vpn};
+use farpage_base::sys::futex;
+use farpage_base::sys::raw::{nr, syscall};
+use farpage_device::Entry;
+use farpage_ipc::stat::Stat;
+use farpage_swap::PAGE_SIZE;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::{Duration, Instant};
+
+/// How long a look at the state of the process may be old while memory is let go.
+const LOOK: Duration = Duration::from_millis(100);
+/// Pages looked at in one step, and brought in, so that faults do not wait for all of them.
+const LOOKED_AT: usize = 4096;
+const BROUGHT_IN: usize = 64;
+/// A range that could not be registered is tried again after this time: what kept it may be gone.
+const REFUSED_FOR: Duration = Duration::from_secs(1);
+
+impl Engine {
+    /// Whether the memory of this process is not managed, and never will be.
+    pub fn left_alone(&self) -> bool {
+        self.alone.load(SeqCst)
+    }
+
+    /// From now on the memory of this process is its own. Returns when all of it is there. Called on a program thread.
+    pub fn leave_alone(&self) {
+        if !self.fork.is_home() {
+            return;
+        }
+        self.alone.store(true, SeqCst);
+        // If the monitor makes the engine active in this moment, the pager finds the flag before it does anything.
+        if self.is_active() {
+            self.warn_alone();
+            let _ = self.let_go(PAGE_SIZE, USER_END);
+        }
+    }
+
+    /// Says so once, where a budget was wanted.
+    pub(crate) fn warn_alone(&self) {
+        warn_once_in_tree(
+            WarningKind::Alone,
+            "this program has opened its /proc/PID/pagemap, in which memory that farpage has swapped out looks never used: \
+             its memory stays as it is, and this process goes on without a budget",
+        );
+    }
+
+    /// Everything in `[start, end)` (bytes) is brought in, and none of it is managed then; it may be again after a
+    /// second. Returns when that is done; false: there is no engine that manages anything. Called on a program thread.
+    pub fn let_go(&self, start: usize, end: usize) -> bool {
+        let (start, end) = (start & !(PAGE_SIZE - 1), end.min(USER_END));
+        let reaches = || self.is_active() && self.fork.is_home();
+        if start == 0 || start >= end || !reaches() {
+            return false;
+        }
+        let ticket = loop {
+            match self.notes.post(Note::LetGo(start, end)) {
+                Some(ticket) => break ticket,
+                None => {
+                    self.ring();
+                    futex::wait(&self.wakeups.never, 0, Some(1_000_000));
+                }
+            }
+        };
+        // A fork may hold the engine up, and disks may be slow; but without an engine there is nothing left to wait
+        // for.
+        while reaches() {
+            self.ring();
+            if self.notes.wait(ticket, LOOK) {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// In `[start, end)`, which is not managed any more, pages of zeros may have been dropped where the kernel would
+    /// have them. They are made again; those that have never been used are left alone as far as is known. Called on a
+    /// program thread.
+    pub fn make_zeros(&self, start: usize, end: usize) {
+        const POPULATE_READ: usize = 22;
+        const LEAF: usize = 512 * PAGE_SIZE;
+        let mut at = start & !(PAGE_SIZE - 1);
+        while at < end {
+            let to = ((at | (LEAF - 1)) + 1).min(end);
+            if self.table.node(Vpn::of(at)).is_some() {
+                // SAFETY: reads; what cannot be read is left as it is.
+                let _ = unsafe { syscall(nr::MADVISE, [at, to - at, POPULATE_READ, 0, 0, 0]) };
+            }
+            at = to;
+        }
+    }
+}
+
+/// What became of one page.
+pub(crate) enum Step {
+    /// So many pages, from this one on, have been brought in; if none, there was nothing to bring in.
+    Here(usize),
+    /// To be tried again.
+    Later,
+}
+
+impl Pager {
+    /// A step of letting go. Whether there was anything to do.
+    pub(crate) fn let_go_step(&mut self) -> bool {
+        let e = self.e;
+        if e.left_alone() && !self.alone {
+            self.alone = true;
+            e.charges.allow(UNLIMITED);
+            self.letting_go.push((PAGE_SIZE, USER_END));
+        }
+        let Some(&(start, end)) = self.letting_go.first() else { return false };
+        let (first, last) = (Vpn::of(start), Vpn::of(end.next_multiple_of(PAGE_SIZE)));
+        self.cut_scans(first, last);
+        let parts = lock(&e.managed).overlaps(first, last);
+        if !self.bring_in(&parts) {
+            return true;
+        }
+        // Faults were served between the steps. From here on none is.
+        self.let_go_to = Vpn::default();
+        if parts.iter().all(|part| self.forget_words(*part)) {
+            self.unregister(start, end, &parts);
+            self.refuse(start, end);
+            self.letting_go.remove(0);
+            if self.letting_go.is_empty() {
+                e.notes.finish();
+            }
+        }
+        true
+    }
+
+    /// Goes on bringing pages of these ranges in. Whether the end was reached.
+    fn bring_in(&mut self, parts: &[(Vpn, Vpn)]) -> bool {
+        let e = self.e;
+        let (mut looked, mut here) = (0, 0);
+        for &(low, high) in parts {
+            let mut at = self.let_go_to.max(low);
+            while at < high {
+                let Some(node) = e.table.node(at) else {
+                    at = leaf_end(at);
+                    continue;
+                };
+                self.let_go_to = at;
+                if looked == LOOKED_AT || here >= BROUGHT_IN {
+                    return false;
+                }
+                match self.bring_in_some(at, high, node) {
+                    Step::Here(pages) => {
+                        at += pages.max(1);
+                        here += pages;
+                        looked += 1;
+                    }
+                    Step::Later => {
+                        self.sleep(Some(50_000));
+                        return false;
+                    }
+                }
+            }
+        }
+        true
+    }
+
+    /// Brings the page at `vpn` in, if it is out, perhaps with what is behind it, up to `end`.
+    pub(crate) fn bring_in_some(&mut self, vpn: Vpn, end: Vpn, node: Node) -> Step {
+        let e = self.e;
+        match e.table.state(node) {
+            State::None => Step::Here(0),
+            State::Mapped(_) => {
+                self.forget_words((vpn, vpn + 1));
+                Step::Here(0)
+            }
+            // Its frame is a writer's.
+            State::Writeback(_) => Step::Later,
+            State::Cached(f) => match self.refault(vpn, node, f, (vpn, end)) {
+                Some(Outcome::Served) => {
+                    self.forget_words((vpn, vpn + 1));
+                    Step::Here(1)
+                }
+                // There already, or nothing of ours is mapped there any more.
+                Some(Outcome::Dropped) => {
+                    self.forget(vpn.addr(), (vpn + 1).addr(), false);
+                    Step::Here(1)
+                }
+                Some(Outcome::Later) | None => Step::Later,
+            },
+            State::Swapped(_) => self.load_some(vpn, end),
+        }
+    }
+
+    /// Loads the swapped pages from `vpn` on, some at most, and places them.
+    fn load_some(&mut self, vpn: Vpn, end: Vpn) -> Step {
+        let e = self.e;
+        let base = self.scratch.0.as_mut_ptr() as usize;
+        let mut entries = [None; SCRATCH_PAGES];
+        let swapped = vpn.up_to(end).map_while(|vpn| e.table.swapped(vpn));
+        entries.iter_mut().zip(swapped).for_each(|(to, entry)| *to = Some(entry));
+        let entries: Vec<Entry> = entries.iter().map_while(|entry| *entry).collect();
+        let mut pages: Vec<&mut Page> = self.scratch.0[..entries.len()].iter_mut().collect();
+        let (loaded, error) = e.space.load_many(&entries, &mut pages);
+        drop(pages);
+        let mut stop = None;
+        let mut done = 0;
+        if loaded > 0 {
+            // SAFETY: just loaded, into memory that is this thread's.
+            unsafe { e.verify_run(vpn, &entries[..loaded], base) };
+            let placed = self.copy_in(vpn, base, loaded);
+            (done, stop) = (placed.done, placed.stop);
+        } else if let Some(error) = error {
+            // Perhaps it is not the first page that cannot be read.
+            match e.space.load(entries[0], &mut self.scratch.0[0]) {
+                Ok(()) => {
+                    // SAFETY: as above.
+                    unsafe { e.verify_run(vpn, &entries[..1], base) };
+                    let placed = self.copy_in(vpn, base, 1);
+                    (done, stop) = (placed.done, placed.stop);
+                }
+                Err(_) => stop = self.poison(vpn, entries[0], &error),
+            }
+        }
+        Stat::add(&e.stat.pswpin, done as u64);
+        if done == 0 {
+            match self.resolve_refusal(vpn, stop) {
+                // There already, or lost, or nothing of ours is mapped there any more.
+                Outcome::Dropped => done = 1,
+                _ => return Step::Later,
+            }
+        }
+        for (i, entry) in entries[..done].iter().enumerate() {
+            if let Some(node) = e.table.node(vpn + i)
+                && e.table.state(node) == State::Swapped(*entry)
+            {
+                e.table.set(node, State::None);
+                e.free_entry(Some(*entry));
+            }
+        }
+        Step::Here(done)
+    }
+
+    /// Pages that are there lose their words. False: some are not.
+    fn forget_words(&mut self, (first, last): (Vpn, Vpn)) -> bool {
+        let e = self.e;
+        let mut all_here = true;
+        let mut freed = std::mem::take(&mut self.pending_frees);
+        e.table.for_each(first, last, |_, node| match e.table.state(node) {
+            State::None => {}
+            State::Mapped(entry) => {
+                lock(&e.lru).unmap(&e.table, node, State::None);
+                freed.extend(entry);
+            }
+            _ => all_here = false,
+        });
+        e.free_later(&mut freed);
+        self.pending_frees = freed;
+        all_here
+    }
+
+    /// What is mapped in these ranges is the program's from now on: `parts` (pages), and what has grown out of them,
+    /// inside `[start, end)` (bytes).
+    fn unregister(&mut self, start: usize, end: usize, parts: &[(Vpn, Vpn)]) {
+        let e = self.e;
+        for &(first, last) in parts {
+            let (mut at, to) = (first.addr(), last.addr());
+            while at < to {
+                let found = match self.mm.mapping_from(at) {
+                    Ok(Some(found)) if found.start < to => (found.start.max(start), found.end.min(end)),
+                    Ok(_) => break,
+                    Err(_) => (at, to),
+                };
+                // Refused where nothing is mapped any more.
+                let _ = self.mm.unregister(found.0, found.1 - found.0);
+                at = found.1;
+            }
+            lock(&e.managed).remove(first, last);
+            e.recent.cut(first.addr(), to);
+        }
+    }
+
+    /// `[start, end)` (bytes) cannot be registered, or is not to be.
+    pub(crate) fn refuse(&mut self, start: usize, end: usize) {
+        if self.refused.is_empty() {
+            self.refused_since = Instant::now();
+        }
+        self.refused.push((start, end));
+    }
+
+    /// Whether something of `[start, end)` (bytes) is not to be registered at this time.
+    pub(crate) fn is_refused(&self, start: usize, end: usize) -> bool {
+        self.refused.iter().chain(&self.letting_go).any(|(from, to)| *from < end && start < *to)
+    }
+
+    /// What could not be registered may be by now.
+    pub(crate) fn forget_refused(&mut self) {
+        if !self.refused.is_empty() && self.refused_since.elapsed() > REFUSED_FOR {
+            self.refused.clear();
+        }
+    }
+}

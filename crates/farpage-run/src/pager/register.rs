@@ -1,0 +1,371 @@
+//! Adopting mappings that the program made: registering them, and finding out which of their pages are there.
+//!
+//! Runs on the pager thread. [`crate::mappings::discovery`] says where to look; what is there is asked again here,
+//! because a mapping may have been replaced meanwhile, and must be registered whole.
+
+use crate::pager::state::Pager;
+use crate::shared::lru::PageBatch;
+use crate::shared::page_table::{LEAF_PAGES, State, leaf_end, leaf_start};
+use crate::shared::state::{Engine, give_up};
+use crate::store;
+use farpage_base::mem::lock::lock;
+use farpage_base::mem::units::{FrameNo, Vpn};
+use farpage_base::sys::maps::{Kind, Mapping};
+use farpage_base::sys::message::fatal;
+use farpage_base::sys::pagemap::PageKind;
+use farpage_base::sys::uffd::UffdError;
+use farpage_codec::page_hash::is_zero;
+use farpage_ipc::stat::Stat;
+use farpage_swap::PAGE_SIZE;
+use farpage_swap::workingset::Rank;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+
+/// Pages of the shared zero page taken out in one step.
+const ZEROS_AT_ONCE: usize = 128;
+
+/// Smallest mapping adopted, bytes, unless those that are smaller come to such a part of the budget.
+const ADOPT_MIN: usize = 8 * PAGE_SIZE;
+const SMALL_PART: i64 = 8;
+
+/// The first thread's stack is managed if it is at least this part of the budget, and so large.
+const STACK_PART: usize = 16;
+const STACK_MIN: usize = 1 << 20;
+/// The kernel lets no more go to arguments and environment; nothing else is mapped there.
+const STACK_HEAD_MAX: usize = 8 << 20;
+
+/// Pages looked at per step of a scan, so that faults do not wait for it.
+const SCAN_STEP: usize = 2048;
+
+impl Engine {
+    /// Where the managed memory around `addr` ends; `addr` itself if that is not managed.
+    pub fn managed_until(&self, addr: usize) -> usize {
+        let range = lock(&self.managed).covering(Vpn::of(addr));
+        range.map_or(addr, |(_, last)| last.addr())
+    }
+
+    /// Bytes of small mappings that are worth managing.
+    pub fn large_in_all(&self) -> usize {
+        (self.budget.promised() / SMALL_PART) as usize * PAGE_SIZE
+    }
+
+    /// Whether the mapping is to be managed: not small ones, each of which takes as many calls as a large one, and none
+    /// for which there would be no words.
+    pub fn is_worth_managing(&self, mapping: Mapping) -> bool {
+        let least = match mapping.kind {
+            Kind::Stack if self.stack_top.load(Relaxed) == 0 => return false,
+            // Mostly it has some pages, all of them in use.
+            Kind::Stack => (self.conf.ram as usize / STACK_PART).max(STACK_MIN),
+            _ => ADOPT_MIN,
+        };
+        mapping.adoptable() && mapping.end - mapping.start >= least && !self.table.is_short()
+    }
+
+    /// The part of a candidate range that may be managed.
+    pub fn adoptable_parts(&self, start: usize, end: usize, out: &mut Vec<(usize, usize)>) {
+        let mut from = start;
+        let own = [(self.arena.all.base, self.arena.all.end()), self.stack_head()];
+        while from < end {
+            let blocked = self.exclude.iter().chain(&own).filter(|(s, e)| *e > from && *s < end);
+            match blocked.min_by_key(|(s, _)| *s) {
+                Some(&(s, e)) => {
+                    if s > from {
+                        out.push((from, s));
+                    }
+                    from = e.max(from);
+                }
+                None => {
+                    out.push((from, end));
+                    break;
+                }
+            }
+        }
+    }
+
+    /// The part of the first thread's stack that stays (bytes): arguments and environment are read by others, who do
+    /// not wait for a page (`/proc/PID/cmdline`).
+    fn stack_head(&self) -> (usize, usize) {
+        match self.stack_top.load(Relaxed) {
+            0 => (0, 0),
+            top => (top, top + STACK_HEAD_MAX),
+        }
+    }
+
+    /// Pages `[first, last)` are there: those that nothing is known of go on probation. Pager only.
+    fn list_present(&self, first: Vpn, last: Vpn) {
+        let mut batch = PageBatch::default();
+        for vpn in first.up_to(last) {
+            if let Some(node) = self.table.node_or_create(vpn)
+                && self.table.state(node) == State::None
+            {
+                batch.map(&self.table, node, State::Mapped(None));
+            }
+        }
+        if !batch.is_empty() {
+            lock(&self.lru).map_batch(&self.table, &mut batch);
+        }
+    }
+
+    /// The page at `vpn` is there, with the content that it is to have, whatever its word says: what else there is of
+    /// it is given up. While no writer runs.
+    pub(crate) fn found_present(&self, vpn: Vpn) {
+        let Some(node) = self.table.node_or_create(vpn) else { return };
+        let mut lru = lock(&self.lru);
+        match self.table.state(node) {
+            State::Mapped(_) | State::Writeback(_) => {}
+            State::None => lru.map(&self.table, node, State::Mapped(None), Rank::NEW),
+            State::Swapped(entry) => {
+                lru.map_refaulted(&self.table, node, State::Mapped(None));
+                drop(lru);
+                self.free_entry(Some(entry));
+            }
+            State::Cached(f) => {
+                lru.uncache(&self.table, node, State::Cached(f), State::Mapped(None));
+                drop(lru);
+                self.release_frame_entry(f);
+                self.frames.put_spent(f, 1);
+            }
+        }
+    }
+}
+
+impl Pager {
+    /// Adopts the mappings in `[start, end)` as they are at this moment: what the monitor saw may have been replaced,
+    /// and a mapping must be registered whole.
+    pub(crate) fn adopt_mappings(&mut self, start: usize, end: usize) {
+        let e = self.e;
+        if e.left_alone() {
+            return;
+        }
+        self.forget_refused();
+        let mut at = start;
+        let mut parts = Vec::new();
+        while at < end {
+            let mapping = match self.mm.mapping_from(at) {
+                Ok(Some(found)) if found.start < end => found,
+                Ok(_) => return, // gone by now
+                Err(_) => Mapping { start: at, end, kind: Kind::Plain },
+            };
+            let (from, to) = (mapping.start, mapping.end);
+            parts.clear();
+            let is_stack = mapping.kind == Kind::Stack;
+            if mapping.adoptable() && (!is_stack || e.is_worth_managing(mapping)) {
+                e.adoptable_parts(from, to, &mut parts);
+            }
+            for &(s, t) in &parts {
+                if !self.is_refused(s, t) {
+                    let room = match t == to {
+                        true => self.mm.free_until(to),
+                        // All of it, because libc looks where its mapping starts (`pthread_getattr_np`). Its upper end
+                        // stays.
+                        false if is_stack => to,
+                        false => t,
+                    };
+                    self.adopt(s, t, room);
+                }
+            }
+            if is_stack
+                && !parts.is_empty()
+                && let Ok(Some(grown)) = self.mm.mapping_from(from - PAGE_SIZE)
+                && grown.end == from
+            {
+                // Just before it was registered: two mappings until this one is, too.
+                self.adopt(grown.start, grown.end, grown.end);
+            }
+            at = to;
+        }
+    }
+
+    /// Registers the mapping `[start, end)` (bytes), and queues it for scanning. What is mapped from `end` to `room` is
+    /// to be registered, too, and not to be managed. Mostly that was nothing a moment ago: if the mapping grows there
+    /// just now, the new part has to be registered in the same step. Otherwise one mapping of the program would be two
+    /// for the kernel, which then refuses to move or grow it.
+    pub(crate) fn adopt(&mut self, start: usize, end: usize, room: usize) {
+        let (first, last) = (Vpn::of(start), Vpn::of(end));
+        let new: Vec<(Vpn, Vpn)> = lock(&self.e.managed).gaps(first, last).collect();
+        // What is known of this place may be of what was there before, if that is being told just now.
+        if new != [(first, last)] || self.order.names(start, end) {
+            if self.changing() {
+                self.add_fresh(start, end);
+                return;
+            }
+            if new.is_empty() {
+                return; // heard of twice, or a change of access rights
+            }
+        }
+        // The same for the room: what is there by then may have taken the place of something that has yet to be told
+        // of.
+        let room = if self.e.is_known(end, room) || self.order.names(end, room) { end } else { room };
+        let whole = self.mm.register(start, room - start);
+        let (room, result) = match whole {
+            Err(UffdError::Incompatible) => (end, self.mm.register(start, end - start)), // something else is there now
+            other => (room, other),
+        };
+        match result {
+            Ok(()) => {}
+            // Not anonymous any more, gone, or somebody else's userfaultfd: left alone.
+            Err(UffdError::Busy) => {
+                self.refuse(start, end);
+                return;
+            }
+            Err(_) => return,
+        }
+        // Not later: advice for a part of what the program has given other advice since makes it several mappings,
+        // which mremap refuses.
+        self.unadvised.push((start, room));
+        // A part that was unmapped between the look at the mapping and its registration went without an event, and what
+        // is mapped there next is not registered: it must not be taken for managed. (glibc's malloc maps twice what an
+        // arena takes, unmaps what is too much, and puts the next arena there.) That is two mappings then, since only
+        // one of them is registered.
+        let is_whole = match self.mm.mapping_from(start) {
+            Ok(found) => found.is_some_and(|found| found.start <= start && end <= found.end),
+            Err(_) => true, // not to be asked by this kernel
+        };
+        // Asked after the mapping was looked at: if no change is pending now, none was then.
+        if !is_whole || self.changing() {
+            self.add_fresh(start, end);
+            return;
+        }
+        // Only what was not managed before may have pages that are on no list.
+        self.scans.extend(new);
+        lock(&self.e.managed).insert(first, last);
+        Stat::add(&self.e.stat.adopted_ranges, 1);
+    }
+
+    /// Switches huge pages off in what was registered since the last call: the kernel would make one ready at each
+    /// fault, before it asks us. Not along with registering: each of the two may have to wait for the lock of the
+    /// address space, and meanwhile the program fills what is not registered (45 ms and 200 MiB were seen, with 16
+    /// threads).
+    pub(crate) fn advise_adopted(&mut self) {
+        for (start, end) in self.unadvised.drain(..) {
+            self.mm.no_huge_pages(start, end);
+        }
+    }
+
+    /// Puts the present pages of a newly adopted range on the lists, a bounded step at a time. What the scan sees is a
+    /// hint only: a page that is gone by the time it is moved is noticed then.
+    pub(crate) fn scan_step(&mut self) -> bool {
+        let Some((first, last)) = self.scans.pop() else { return false };
+        let e = self.e;
+        let mut seen = 0;
+        let mut next = last;
+        let mut zeros = std::mem::take(&mut self.zeros);
+        let mut trace = self.trace.take();
+        let result = self.mm.runs_by_kind(first.addr(), last.addr(), &mut |start, end, kind| {
+            let (start, end) = (Vpn::of(start), Vpn::of(end));
+            let stop = end.min(start + (SCAN_STEP - seen));
+            match kind {
+                PageKind::Guard => e.marked.store(true, SeqCst),
+                PageKind::Zero => zeros.push((start, stop)),
+                PageKind::Page => {
+                    e.list_present(start, stop);
+                    if let Some(trace) = &mut trace {
+                        (0..stop - start).for_each(|i| trace.note(start + i, true));
+                    }
+                }
+            }
+            seen += stop - start;
+            if seen == SCAN_STEP {
+                next = stop;
+            }
+            seen < SCAN_STEP
+        });
+        self.trace = trace;
+        if let Err(error) = result {
+            give_up("PAGEMAP_SCAN failed", error);
+        }
+        if next < last {
+            self.scans.push((next, last));
+        }
+        for (first, last) in zeros.drain(..) {
+            self.take_out_zeros(first, last);
+        }
+        self.zeros = zeros;
+        true
+    }
+
+    /// Takes pages out that have no memory behind them but the kernel's shared zero page: a program that has read much
+    /// memory and then writes it would grow without a fault that anybody sees. They read as zeros afterwards as before.
+    /// A page that was written meanwhile has its content in the frame, and goes to the swap cache.
+    fn take_out_zeros(&mut self, first: Vpn, last: Vpn) {
+        let e = self.e;
+        let mut at = first;
+        while at < last {
+            let known = |vpn: Vpn| e.table.node(vpn).is_some_and(|node| e.table.state(node) != State::None);
+            let run = at.up_to(last).take(ZEROS_AT_ONCE).take_while(|vpn| !known(*vpn)).count();
+            if run == 0 {
+                at += 1;
+                continue;
+            }
+            if !e.table.has_room(at, at + (run - 1)) {
+                break;
+            }
+            let Some((frame, got)) = self.empty_frames(run) else { break };
+            // SAFETY: frames just taken are empty arena pages without references; the source is the program's memory,
+            // into which the engine holds no reference.
+            let (bytes, result) = unsafe { self.mm.move_pages(e.frames.addr(frame), at.addr(), got * PAGE_SIZE, true) };
+            let done = bytes / PAGE_SIZE;
+            e.frames.put_empty(frame + done, got - done);
+            self.sort_out(at, frame, done);
+            at += done;
+            match result {
+                Ok(()) => {}
+                // A change of mappings is pending: not now.
+                Err(UffdError::Retry) if done == 0 => break,
+                Err(UffdError::Retry) => {}
+                Err(_) => at += usize::from(done == 0),
+            }
+        }
+        // What could not be taken out is like any other page.
+        e.list_present(at, last);
+        let _ = self.robust_pages();
+    }
+
+    /// `n` pages from `first` on were moved into frames: zero ones are dropped, the others are in the swap cache now.
+    fn sort_out(&mut self, first: Vpn, frame: FrameNo, n: usize) {
+        let e = self.e;
+        let mut zeros = 0;
+        for i in 0..n {
+            let f = frame + i;
+            // SAFETY: the frame is owned here and has a page.
+            if is_zero(unsafe { e.frames.page(f) }) {
+                zeros += 1;
+                continue;
+            }
+            store::release_run(e, f - zeros, zeros, 0);
+            zeros = 0;
+            let Some(node) = e.table.node_or_create(first + i) else {
+                fatal("the page table is full: the program uses more than 4 TiB of memory");
+            };
+            e.frame_entries.set(f, None);
+            let mut lru = lock(&e.lru);
+            lru.map(&e.table, node, State::Mapped(None), Rank::NEW);
+            lru.cache(&e.table, node, State::Cached(f));
+        }
+        store::release_run(e, frame + n - zeros, zeros, 0);
+    }
+
+    /// A page was found gone: brings the words around it up to date in one go.
+    pub(crate) fn resync(&mut self, vpn: Vpn) {
+        let e = self.e;
+        let (first, last) = (leaf_start(vpn), leaf_end(vpn));
+        let mut present = [false; LEAF_PAGES];
+        let result = self.mm.runs_by_kind(first.addr(), last.addr(), &mut |start, end, kind| {
+            match kind {
+                PageKind::Guard => e.marked.store(true, SeqCst),
+                _ => present[Vpn::of(start) - first..Vpn::of(end) - first].fill(true),
+            }
+            true
+        });
+        if result.is_err() {
+            return;
+        }
+        e.table.for_each(first, last, |vpn, node| {
+            if let State::Mapped(entry) = e.table.state(node)
+                && !present[vpn - first]
+            {
+                lock(&e.lru).unmap(&e.table, node, State::None);
+                e.free_entry(entry);
+            }
+        });
+    }
+}

@@ -1,0 +1,248 @@
+//! What forking thread, pager, writer and monitor tell each other around a fork, and in the child: data, below all of
+//! them.
+//!
+//! Callers: `handlers` and `reserve` on the forking thread, `pause` on the pager's, the loops of
+//! [`crate::threads`] at their gates. Locks: `lock` and the gates are the engine's outermost; `leases` is outside
+//! of the devices', `fork_state` and `held` are leaves.
+
+use super::channel::Channel;
+use super::late_fills::LateFills;
+use farpage_base::mem::lock::lock;
+use farpage_base::sys::limit::Raised;
+use farpage_base::sys::raw::{Errno, nr, syscall};
+use farpage_base::sys::thread::ForkLock;
+use farpage_base::sys::{futex, proc};
+use farpage_device::leases::Leases;
+use rustix::fd::{FromRawFd, OwnedFd, RawFd};
+use std::sync::Mutex;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize};
+
+pub(crate) const RUNNING: u32 = 0;
+pub(crate) const PAUSE_WANTED: u32 = 1;
+pub(crate) const PAUSED: u32 = 2;
+pub(crate) const RESUME_WANTED: u32 = 3;
+
+/// What the forking thread keeps until the handlers after the fork.
+pub(crate) struct ForkState {
+    /// The child's end of the channel, in the program's table; -1: the child gets nothing.
+    pub(crate) channel: RawFd,
+    /// Memory is managed, so the child needs an engine; else it needs none ([`crate::dormant`]).
+    pub(crate) active: bool,
+    /// The number by which the threads stand by.
+    pub(crate) standby: u32,
+}
+
+impl ForkState {
+    pub(crate) const NONE: ForkState = ForkState { channel: -1, active: false, standby: 0 };
+
+    /// Closes the child's end, in the calling thread's table.
+    pub(crate) fn lose_channel(&mut self) {
+        if self.channel >= 0 {
+            // SAFETY: made for the fork, and used by nobody else in this table.
+            drop(unsafe { OwnedFd::from_raw_fd(self.channel) });
+            self.channel = -1;
+        }
+    }
+}
+
+/// Descriptors that an engine opens at its start, besides those that it is given.
+const OPENS: u64 = 32;
+
+/// A limit on open files that the start of an engine fits into, which is given so many.
+///
+/// # Errors
+/// `MFILE`: the limit is lower, and may not be raised.
+pub fn room_for_start(given: usize) -> Result<Option<Raised>, Errno> {
+    Raised::to_hold(OPENS + given as u64)
+}
+
+/// Threads of a child's engine without which it cannot go on: monitor, pager, writer.
+pub(crate) const THREADS: usize = 3;
+
+/// Threads that stand by, or are about to end, at most.
+pub(crate) const STANDING: usize = 4 * THREADS;
+
+/// Fork protocol of one engine.
+pub struct Fork {
+    /// One fork at a time.
+    pub(crate) lock: ForkLock,
+    /// Odd: writer and monitor wait at their gates. Counts what they are woken for.
+    pub(crate) closed: AtomicU32,
+    /// Held by the writer while it works.
+    pub writer_gate: ForkLock,
+    /// Held by the monitor while it works.
+    pub monitor_gate: ForkLock,
+    pub(crate) pager: AtomicU32,
+    pub(crate) forker: AtomicU32,
+    pub(crate) monitor_tid: AtomicU32,
+    pub(crate) fork_state: Mutex<ForkState>,
+    /// How the child comes by descriptors.
+    pub(crate) channel: Channel,
+    /// In a child: its end of the channel, in the program's table until the engine runs, and in the engine's.
+    pub(crate) end: AtomicI32,
+    /// Our ends of the channels to children, with their lease, in the engine's table.
+    pub(crate) leases: Leases,
+    /// The ends of channels that this process was given by its ancestors, in the engine's table: they hold the leases.
+    pub(crate) held: Mutex<Vec<RawFd>>,
+    /// The thread (its control block) that has reserved what a fork needs; 0: none. Changes under `lock`.
+    pub(crate) reserved: AtomicUsize,
+    /// Threads that stand by for another number end.
+    pub(crate) standby: AtomicU32,
+    /// Those that stand by, also the last fork's that have not ended yet; 0: none.
+    pub(crate) standing: [AtomicU32; STANDING],
+    /// Held by the monitor at its gate while it looks after privileges ([`crate::privileges`]); by the forking
+    /// thread from its handler before the copy on.
+    pub oversight: ForkLock,
+    /// In a child: the engine was active and has to be started again before the program goes on.
+    pub(crate) child_starts: AtomicBool,
+    pub(crate) child_ready: AtomicU32,
+    /// The process that the engine's threads are in. A child that was made without the handlers is another one.
+    pub(crate) owner_pid: AtomicU32,
+    /// The thread (its control block) for which the handlers before the copy have run, so that those after it have
+    /// something to do; 0: none. Changes under `lock`. In a child it is the same block.
+    pub(crate) prepared: AtomicUsize,
+    /// Signals that the forking thread had blocked before.
+    pub(crate) mask: AtomicU64,
+    /// Stack pointer of the forking thread in its handler before the fork: lower addresses hold nothing of worth.
+    pub(crate) stack: AtomicUsize,
+    /// What the program had said about huge pages, while they are off.
+    pub(crate) huge_pages: AtomicU32,
+    /// Non-zero while the pager changes during a pause what a child inherits, or holds locks: a copy made then is not
+    /// good.
+    pub(crate) copy_unsafe: AtomicU32,
+    /// Pages placed during the pause against their words.
+    pub late_fills: LateFills,
+}
+
+impl Default for Fork {
+    fn default() -> Fork {
+        Fork {
+            lock: ForkLock::default(),
+            closed: AtomicU32::new(0),
+            writer_gate: ForkLock::default(),
+            monitor_gate: ForkLock::default(),
+            pager: AtomicU32::new(RUNNING),
+            forker: AtomicU32::new(0),
+            monitor_tid: AtomicU32::new(0),
+            fork_state: Mutex::new(ForkState::NONE),
+            channel: Channel::default(),
+            end: AtomicI32::new(-1),
+            leases: Leases::new(),
+            held: Mutex::new(Vec::new()),
+            reserved: AtomicUsize::new(0),
+            standby: AtomicU32::new(0),
+            standing: [const { AtomicU32::new(0) }; STANDING],
+            oversight: ForkLock::default(),
+            child_starts: AtomicBool::new(false),
+            child_ready: AtomicU32::new(0),
+            owner_pid: AtomicU32::new(0),
+            prepared: AtomicUsize::new(0),
+            mask: AtomicU64::new(0),
+            stack: AtomicUsize::new(0),
+            huge_pages: AtomicU32::new(0),
+            copy_unsafe: AtomicU32::new(0),
+            late_fills: LateFills::default(),
+        }
+    }
+}
+
+impl Fork {
+    /// Writer and monitor call this before they take their gates. `serve` is called whenever there may be something to
+    /// do.
+    pub fn pass_gate(&self, serve: impl Fn()) {
+        loop {
+            let closed = self.closed.load(SeqCst);
+            serve();
+            if closed.is_multiple_of(2) {
+                return;
+            }
+            futex::wait(&self.closed, closed, None);
+        }
+    }
+
+    /// Has writer and monitor, at their gates, look whether there is something to do.
+    pub fn ring_gates(&self) {
+        self.closed.fetch_add(2, SeqCst);
+        futex::wake_all(&self.closed);
+    }
+
+    /// Writer and monitor go on.
+    pub(crate) fn open_gates(&self) {
+        self.writer_gate.unlock();
+        self.open_monitor_gate();
+    }
+
+    /// Undoes that, if the writer's gate was not taken.
+    pub(crate) fn open_monitor_gate(&self) {
+        // First: the monitor would look for it without sleeping.
+        self.monitor_gate.unlock();
+        self.closed.fetch_add(1, SeqCst);
+        futex::wake_all(&self.closed);
+    }
+
+    /// Whether the engine is in this process. Without, memory is as the fork copied it, and nobody serves.
+    pub fn is_home(&self) -> bool {
+        self.owner_pid.load(SeqCst) == std::process::id()
+    }
+
+    /// The engine starts in this process.
+    pub fn settle_here(&self) {
+        self.owner_pid.store(std::process::id(), SeqCst);
+    }
+
+    /// A fork waits for the pager to hold still.
+    pub fn wanted(&self) -> bool {
+        self.pager.load(SeqCst) == PAUSE_WANTED
+    }
+
+    /// Address below which the stack of a child's thread holds nothing of worth.
+    pub fn child_stack(&self) -> usize {
+        self.stack.load(SeqCst)
+    }
+
+    /// Descriptors that the engine's table must keep for the fork protocol.
+    pub fn descriptors(&self) -> Vec<RawFd> {
+        let mut keep = lock(&self.held).clone();
+        keep.push(proc::held_number());
+        keep.retain(|fd| *fd >= 0);
+        keep
+    }
+
+    /// The monitor's thread id: whose descriptor table is the engine's.
+    pub fn set_monitor(&self, tid: u32) {
+        self.monitor_tid.store(tid, SeqCst);
+    }
+
+    /// Whether the kernel still knows the monitor's thread.
+    pub(crate) fn monitor_is_there(&self) -> bool {
+        let (pid, tid) = (std::process::id() as usize, self.monitor_tid.load(SeqCst) as usize);
+        // SAFETY: signal 0 is none.
+        tid != 0 && unsafe { syscall(nr::TGKILL, [pid, tid, 0, 0, 0, 0]) }.is_ok()
+    }
+
+    /// In a child: its end of the channel, or -1.
+    pub fn inherited_end(&self) -> RawFd {
+        self.end.load(SeqCst)
+    }
+
+    /// This is a child's engine that has not started yet.
+    pub fn is_restart(&self) -> bool {
+        self.child_starts.load(SeqCst)
+    }
+
+    pub(crate) fn set_pager(&self, to: u32) {
+        self.pager.store(to, SeqCst);
+        futex::wake_all(&self.pager);
+    }
+
+    pub(crate) fn wait_pager(&self, until: u32) {
+        loop {
+            let now = self.pager.load(SeqCst);
+            if now == until {
+                return;
+            }
+            futex::wait(&self.pager, now, None);
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! Warnings that each process of a tree would give are given once.
+//!
+//! Forked children have the parent's memory, so what it has said is known. Programs that are started anew look into the
+//! tree's segment ([`farpage_ipc::tree`]), which has a bit for each kind of warning. Without a tree, each program that is
+//! started says it once.
+//!
+//! Where somebody waits for a start ([`StartOutcome`]), what is about that goes there instead.
+//!
+//! Callers: everybody who warns. No locks.
+
+use crate::shared::outcome::StartOutcome;
+use farpage_base::sys::message::warn;
+use farpage_ipc::tree;
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering::SeqCst};
+
+/// What a warning is about.
+#[derive(Debug, Clone, Copy)]
+pub enum WarningKind {
+    /// The engine cannot start.
+    NoEngine,
+    /// Memory cannot be managed.
+    Unmanaged,
+    /// The swap devices are full.
+    Full,
+    /// Tables take much of the budget.
+    SpreadThin,
+    /// The program wants its memory for itself.
+    Alone,
+    /// A swap device cannot be used any more.
+    NoDevice,
+    /// Processes without the library have much.
+    Strangers,
+    /// Memory that cannot be swapped out leaves too little for the rest.
+    Stuck,
+    /// The program waited for most of its time.
+    Waited,
+    /// The engine keeps a directory that the program has left.
+    Proc,
+    /// A child can write to a swap file of its parent's.
+    SwapFileInChild,
+}
+
+/// What this process, or one that it was forked from, has said.
+static SAID: AtomicU32 = AtomicU32::new(0);
+
+/// Whether this process knows that it has been said: what would be said need not be put into words.
+pub fn is_said(kind: WarningKind) -> bool {
+    SAID.load(SeqCst) & 1 << kind as u32 != 0
+}
+
+/// Who is told instead of the program's standard error.
+static LISTENER: AtomicPtr<StartOutcome> = AtomicPtr::new(std::ptr::null_mut());
+
+/// From now on `outcome` is told whether there is an engine.
+pub fn hear(outcome: &'static StartOutcome) {
+    LISTENER.store(std::ptr::from_ref(outcome).cast_mut(), SeqCst);
+}
+
+/// Nobody listens any more.
+pub fn deaf() {
+    LISTENER.store(std::ptr::null_mut(), SeqCst);
+}
+
+fn listener() -> Option<&'static StartOutcome> {
+    // SAFETY: null, or static.
+    unsafe { LISTENER.load(SeqCst).as_ref() }
+}
+
+/// There is an engine.
+pub fn started() {
+    if let Some(outcome) = listener() {
+        outcome.succeed();
+        deaf();
+    }
+}
+
+/// [`warn`], if no process of the tree has warned of this kind.
+pub fn warn_once_in_tree(kind: WarningKind, text: &str) {
+    if let (WarningKind::NoEngine | WarningKind::Unmanaged, Some(outcome)) = (kind, listener()) {
+        return outcome.fail(text);
+    }
+    let bit = 1 << kind as u32;
+    let noted = || tree::segment().is_some_and(|segment| segment.note_said(bit));
+    if SAID.fetch_or(bit, SeqCst) & bit == 0 && !noted() {
+        warn(text);
+    }
+}
