@@ -1,5 +1,5 @@
-//! The house has floors. Crates are (cargo sees to it); where a crate has some, a folder uses only those below it. And in
-//! no crate do files use each other in a circle, but for those of [`CIRCLES`], which may only become shorter.
+//! The house has floors. Crates are (cargo sees to it); where a crate has some, a folder uses only those below it. And
+//! in no crate do files use each other in a circle, but for those of [`CIRCLES`], which may only become shorter.
 //!
 //! What a file uses is read with `syn`: from its `use` items, from the paths in its code, and from its calls of methods
 //! by `self.name()` or `Self::name()`, which lead to the file with that `impl`. Tests are left out. Other calls of
@@ -35,8 +35,8 @@ const FLOORS: [(&str, &[&str]); 3] = [
     ),
 ];
 
-/// Files that use each other in a circle, and may: by crate. Nothing is ever added; what is in no circle any more has to
-/// be taken off.
+/// Files that use each other in a circle, and may: by crate. Nothing is ever added; what is in no circle any more has
+/// to be taken off.
 const CIRCLES: [(&str, &str); 20] = [
     (
         "farpage",
@@ -233,7 +233,7 @@ impl<'ast> Visit<'ast> for Reader<'_> {
         syn::visit::visit_macro(self, item);
     }
 
-    /// Who may see an item is no use of theirs.
+    /// A path that says which modules see an item is no use of them.
     fn visit_visibility(&mut self, _: &'ast syn::Visibility) {}
 
     fn visit_path(&mut self, path: &'ast syn::Path) {

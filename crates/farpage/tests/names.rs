@@ -1,7 +1,8 @@
-//! A name means one thing: no two types of the engine's crates share one, so that a reader who finds it knows what it is.
+//! A name means one thing: no two types of the engine's crates share one, so that a reader who finds it knows what it
+//! is.
 //!
-//! Types are read with `syn`, from the crates' own code; tests are left out, and types inside of functions, which
-//! nobody else sees.
+//! Types are read with `syn`, from the crates' own code; tests are left out, and types inside of functions, which no
+//! other code sees.
 
 use std::collections::BTreeMap;
 use std::fs;

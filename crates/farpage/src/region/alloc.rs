@@ -8,7 +8,7 @@
 //! A move ends with an interrupt of every CPU that the process has run on, which costs as much as copying tens of
 //! pages; so in signal mode pages are copied whenever they can be, in thread mode where they are few.
 //!
-//! Called by whoever has the page busy: faults, readahead. Takes the frames' lock and no other.
+//! Called by the thread that has the page busy: faults, readahead. Takes the frames' lock and no other.
 
 use super::fault::RUN;
 use super::pager_core::{PagerCore, count};
@@ -136,7 +136,7 @@ impl PagerCore {
         w.waiting.fetch_sub(1, SeqCst);
     }
 
-    /// There is work for reclaim; `all`: for every thread of it, because somebody waits.
+    /// There is work for reclaim; `all`: for every thread of it, because a faulting thread waits.
     pub fn wake_reclaim(&self, all: bool) {
         let w = &self.wakeups;
         if w.asleep.load(Relaxed) && w.asleep.swap(false, SeqCst) {
@@ -157,8 +157,8 @@ impl PagerCore {
             return if protect { Access::Unwritten } else { Access::Writable };
         }
         self.move_in(page, first, n);
-        // What is moved in can be written, and is by those who do not have to ask for it. From here on whoever writes
-        // waits for the page's word.
+        // What is moved in can be written, and is by threads that need no fault for it. From here on a thread that
+        // writes waits for the page's word.
         match protect && self.uffd.write_protect(self.space.addr(page), n * PAGE_SIZE, true).is_ok() {
             true => Access::Protected,
             false => Access::Writable,
@@ -248,7 +248,7 @@ impl PagerCore {
         if !matches!(look.state(), PageState::Swapped(_)) {
             return;
         }
-        let Some(seen) = self.space.word(page).try_lock_if(look) else { return }; // somebody else brings it in
+        let Some(seen) = self.space.word(page).try_lock_if(look) else { return }; // another thread brings it in
         let mut result = self.uffd.poison(self.space.addr(page), true);
         while result == Err(UffdError::Retry) {
             result = self.uffd.poison(self.space.addr(page), true);

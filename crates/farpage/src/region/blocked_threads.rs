@@ -28,7 +28,7 @@ const FAULTS: u64 = thread::FAULT_SET;
 const WAIT_MAX: Duration = Duration::from_secs(2);
 /// Between two looks at what is waited for.
 const LOOK: Duration = Duration::from_micros(200);
-/// Between two looks at all threads where nobody hears of what they do, microseconds.
+/// Between two looks at all threads where the pager does not hear of what they do, microseconds.
 const AGAIN_US: u64 = 20_000;
 /// libc's handler.
 static BEFORE: AtomicUsize = AtomicUsize::new(0);

@@ -1,7 +1,7 @@
 //! Building a pager.
 //!
-//! Caller: the program, any thread. Nobody else has the pager yet; the lock of [`super::owner`]'s family is taken at
-//! the end.
+//! Caller: the program, any thread. No other thread has the pager yet; the lock of [`super::owner`]'s family is taken
+//! at the end.
 
 use super::error::{BUDGET_MAX, BUDGET_MIN, Error};
 use super::gate::Gate;
@@ -96,7 +96,7 @@ impl Builder {
         self
     }
 
-    /// Who serves faults; default: the thread that has them.
+    /// Which thread serves faults; default: the one that has them.
     pub fn fault_mode(mut self, mode: FaultMode) -> Builder {
         self.mode = mode;
         self

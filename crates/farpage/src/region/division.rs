@@ -1,8 +1,8 @@
 //! How much of a pager's budget compressed pages get: what [`farpage_swap::pool_share`] decides, asked for regions.
 //!
-//! Caller: whoever looks at the size of the pool ([`PagerCore::look_at_overhead`]): mostly reclaim. Locks: `share`,
-//! which is only tried, so that nobody waits; under it `lists`, then those of the devices. Only where there are
-//! compressed memory and a file is there something to divide.
+//! Caller: the thread that looks at the size of the pool ([`PagerCore::look_at_overhead`]), mostly reclaim. Locks:
+//! `share`, which is only tried, so that no thread waits; under it `lists`, then those of the devices. There is
+//! something to divide only where there are compressed memory and a file.
 
 use super::pager_core::PagerCore;
 use farpage_base::mem::lock::lock;

@@ -60,7 +60,7 @@ impl PagerCore {
     }
 
     fn evict_in_place(&self, picked: &mut [Option<(u32, Seen)>]) -> usize {
-        // Nobody may declare pages unwritable between the look at their words and the end of their content.
+        // No thread may declare pages unwritable between the look at their words and the end of their content.
         let reading = self.protecting.read().unwrap_or_else(PoisonError::into_inner);
         let sweeps = self.wp_sweeps_done.load(Relaxed);
         let (n, looked) = self.pick(picked, None);
@@ -149,15 +149,15 @@ impl PagerCore {
                     lists.set.rotate(&self.space, page, rank);
                     self.space.word(page).unlock(seen, seen.state());
                 }
-                // Somebody is about to unlink it.
+                // Another thread is about to unlink it.
                 None => lists.set.rotate(&self.space, page, rank),
             }
         }
         n
     }
 
-    /// Write-protects all pages present, so that they can be taken out; not if somebody has done so since `sweeps` of
-    /// them had been.
+    /// Write-protects all pages present, so that they can be taken out; not if another thread has done so since
+    /// `sweeps` of them had been.
     fn protect_all(&self, sweeps: u64) {
         let _writing = self.protecting.write().unwrap_or_else(PoisonError::into_inner);
         if self.wp_sweeps_done.load(Relaxed) != sweeps {
@@ -227,8 +227,8 @@ impl PagerCore {
         let mut words: Vec<Seen> = Vec::with_capacity(pages.len());
         let discarded = self.discarded_under_us.load(Relaxed);
         for &(page, seen) in pages {
-            // SAFETY: the page is present; nobody writes it, because it is write-protected and whoever tries waits for
-            // the page's word. (Should the program have discarded it, this read is a fault that serves zeros.)
+            // SAFETY: the page is present; no thread writes it, because it is write-protected and one that tries waits
+            // for the page's word. (Should the program have discarded it, this read is a fault that serves zeros.)
             let content: &Page = unsafe { &*(self.space.addr(page) as *const Page) };
             let old = if let PageState::Mapped(entry) = seen.state() { entry } else { None };
             match old {
@@ -283,7 +283,7 @@ impl PagerCore {
         for (page, _, _) in gone {
             add_page(&mut ranges, self.space.addr(*page));
         }
-        // SAFETY: pages of regions whose content has been stored, busy, so that nobody else gives them new content
+        // SAFETY: pages of regions whose content has been stored, busy, so that no other thread gives them new content
         // meanwhile.
         if let Err(errno) = unsafe { self.discard_ranges(&ranges) } {
             fatal_fmt(format_args!("cannot discard pages of a region: {}", ErrnoText(errno)));
@@ -293,7 +293,7 @@ impl PagerCore {
     /// Empties ranges of pages, in one system call if the kernel can (6.13: its own process; 6.16: one interrupt).
     ///
     /// # Safety
-    /// The content of the pages is of no worth, and nobody else gives them new content meanwhile.
+    /// The content of the pages is not needed, and no other thread gives them new content meanwhile.
     pub(super) unsafe fn discard_ranges(&self, ranges: &[libc::iovec]) -> rustix::io::Result<()> {
         let total: usize = ranges.iter().map(|r| r.iov_len).sum();
         let args = [ranges.as_ptr() as usize, ranges.len(), libc::MADV_DONTNEED as usize, 0, 0];
@@ -326,7 +326,7 @@ impl PagerCore {
         };
         let src = self.space.addr(run[0].0);
         let take = |n| {
-            // SAFETY: src are pages of a region; whoever has a reference into it accesses memory that, to safe code,
+            // SAFETY: src are pages of a region; a thread with a reference into it accesses memory that, to safe code,
             // does not change by being moved out and back. dst are empty frames of ours.
             unsafe { self.uffd.move_pages(self.frames.addr(first), src, n * PAGE_SIZE, true) }
         };

@@ -82,7 +82,7 @@ impl PagerCore {
             if seen.is_busy() {
                 if self.is_reclaimer() {
                     // This thread has the page busy and reads it, but the program has discarded it behind our back
-                    // (`madvise`): zeros, then, which nobody can write before the page is not busy any more.
+                    // (`madvise`): zeros, then, which no thread can write while the page is busy.
                     count(&self.discarded_under_us, 1);
                     // SAFETY: an absent page of a region, busy; the zeros are long enough.
                     let _ = unsafe { self.uffd.copy_pages_protected(self.space.addr(page), zero_pages(), PAGE_SIZE) };

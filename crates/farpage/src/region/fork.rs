@@ -15,7 +15,7 @@
 //! The forking thread itself may go on to fault between `prepare` and the copy (other libraries' handlers): it is let
 //! through, and takes memory above the budget if need be, because reclaim stands still.
 //!
-//! Order: `FORKS`, then the gates of one pager after the other, `faults` before `workers`. Whoever is inside of a gate
+//! Order: `FORKS`, then the gates of one pager after the other, `faults` before `workers`. A thread inside of a gate
 //! takes neither.
 
 use super::error::Error;
@@ -112,8 +112,8 @@ impl PagerCore {
         fetch_fd(self.table.keeper(), fd).or_else(|_| over_a_socket()).ok()
     }
 
-    /// A new pipe between the pager's table and a child. Without one nobody knows when the child is gone: its slots are
-    /// never used again.
+    /// A new pipe between the pager's table and a child. Without one the pager never learns that the child is gone: its
+    /// slots are never used again.
     fn lease(&self) -> Option<LeasePipe> {
         let pipe = || pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).ok();
         let (read, write) = self.table.run(pipe)??;

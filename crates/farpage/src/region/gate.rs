@@ -1,6 +1,6 @@
-//! A gate that threads pass while nobody forks.
+//! A gate that threads pass while no thread forks.
 //!
-//! Callers: whoever enters a pager; [`super::fork`] closes it, under `FORKS` and outside of all of a pager's locks.
+//! Callers: threads that enter a pager; [`super::fork`] closes it, under `FORKS` and outside of all of a pager's locks.
 
 use farpage_base::sys::futex;
 use farpage_base::sys::raw::gettid;
@@ -16,7 +16,7 @@ pub struct Gate {
     inside: AtomicU32,
 }
 
-/// Somebody is inside.
+/// A thread is inside for as long as it has this.
 pub struct Inside<'a>(pub(super) Option<&'a Gate>);
 
 impl Gate {
@@ -45,7 +45,7 @@ impl Gate {
         }
     }
 
-    /// In a child, which has the forking thread only: nobody is inside, even if somebody was about to look.
+    /// In a child, which has the forking thread only: no thread is inside, even if one was about to enter.
     pub(super) fn after_fork(&self) {
         self.inside.store(0, SeqCst);
         self.closed.store(gettid(), SeqCst);

@@ -56,7 +56,7 @@ impl Pager {
         if pages == 0 {
             return Err(Error::ZeroSize);
         }
-        // Else nobody hears of threads that have blocked it since.
+        // Else the pager does not hear of threads that have blocked it since.
         if !farpage_syscalls::is_installed() {
             signal::take_back();
             blocked_threads::unblock_again();

@@ -7,9 +7,8 @@
 //!
 //! Pages that come in together are linked on local lists, without the lock, and spliced: it is held for as long as for
 //! one page. The *busy* bit of the word is the token ([`super::word`]): the page is busy from before it is linked until
-//! it is on a list that others can see, and whoever finds a page on a list has to make it busy first. A page's rank
-//! says which queue it is on; it changes under the lock, also while somebody has the page busy who does not have the
-//! lock.
+//! it is on a list that others can see, and a thread that finds a page on a list has to make it busy first. A page's
+//! rank says which queue it is on; it changes under the lock, also while a thread without the lock has the page busy.
 
 use super::space::Space;
 use super::word::{PageState, Seen};
@@ -112,7 +111,7 @@ impl PageLists {
         ListsGuard { lists, lengths: &self.lengths }
     }
 
-    /// What tells how long a page was away, for whoever has it busy: its shadow is not younger.
+    /// What tells how long a page was away. For the thread that has it busy: the page's shadow is not younger.
     pub fn ages(&self) -> Ages {
         let l = &self.lengths;
         Ages { departures: l.departures.load(Relaxed), pages: l.pages.load(Relaxed), settled: l.settled.load(Relaxed) }

@@ -40,7 +40,7 @@
 //! | `pin`, `syscalls` | pages that stay; what system calls need of them |
 //! | `swap_in` | bringing pages in from devices |
 //! | `readahead`, `prefetch` | which pages come in with one that is missing; reading ahead in another thread |
-//! | `fork`, `gate` | forks: children without regions, or with a copy; nobody is inside meanwhile |
+//! | `fork`, `gate` | forks: children without regions, or with a copy; no thread is inside meanwhile |
 //! | `write_protect_policy` | whether what comes in is written |
 //! | `alloc` | frames and room for pages that come in |
 //! | `division` | how much of the budget compressed pages get |

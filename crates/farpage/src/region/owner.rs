@@ -1,4 +1,4 @@
-//! A pager's threads: who starts them, and who ends them; and which pagers children inherit.
+//! A pager's threads: their start and their end; and which pagers children inherit.
 //!
 //! Callers: the builder, the drop of the last handle, [`super::fork`]. `FORKS` is the outermost lock of regions, and
 //! guards `FAMILY`; the list of threads is a leaf.
@@ -18,7 +18,7 @@ use std::mem::ManuallyDrop;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, Weak};
 
-/// Who serves a fault.
+/// Which thread serves a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum FaultMode {
     /// The thread that has it, in a SIGBUS handler: fastest, works without privilege. A system call on memory that is
@@ -137,7 +137,7 @@ fn start(core: &Arc<PagerCore>, name: &str, f: impl Fn(&PagerCore) + Send + 'sta
 impl Drop for Owner {
     fn drop(&mut self) {
         if !self.core.is_here() {
-            // A forked child: the addresses and descriptors may be somebody else's by now. So nothing is dropped.
+            // A forked child: the addresses and descriptors may have other owners by now. So nothing is dropped.
             self.forget_threads();
             return;
         }
@@ -157,7 +157,7 @@ impl Drop for Owner {
             entry.release();
             syscalls::uncover();
         }
-        // SAFETY: nobody uses it after this; self is being dropped.
+        // SAFETY: it is not used after this; self is being dropped.
         let core = unsafe { ManuallyDrop::take(&mut self.core) };
         let table = core.table.clone();
         table.end(move || drop(core));

@@ -57,7 +57,7 @@ pub fn count(counter: &AtomicU64, n: usize) {
     counter.fetch_add(n as u64, Relaxed);
 }
 
-/// How reclaim and those who wait for it meet.
+/// How reclaim and the threads that wait for it meet.
 #[derive(Debug, Default)]
 pub struct ReclaimWakeups {
     /// Counts requests to the first reclaim thread, which sleeps here.
@@ -85,7 +85,8 @@ pub struct PagerCore {
     /// Frames and their memory.
     pub frames: Frames,
     pub(super) frame_memory: OwnMapping,
-    /// The entry that may hold the same bytes, for each frame in use. Belongs to who has its page busy.
+    /// The entry that may hold the same bytes, for each frame in use. Belongs to the thread that has the frame's page
+    /// busy.
     pub frame_entries: FrameEntries,
     /// The lists.
     pub lists: PageLists,
@@ -192,7 +193,7 @@ impl PagerCore {
         self.reclaimers.iter().for_each(|r| r.store(0, Relaxed));
     }
 
-    /// A page of a region that is there although nobody put it there: it counts from now on.
+    /// A page of a region that is there although the pager did not put it there: it counts from now on.
     pub fn found(&self, page: u32) {
         let Some(seen) = self.space.word(page).try_lock() else { return };
         let seen = seen.writable();

@@ -1,9 +1,9 @@
 //! Which regions a pager has, and which of their pages have words.
 //!
 //! Words and links cost memory, so they are paid for where a region is used: the words of a *leaf* (512 pages, as many
-//! as a page has words of) are written when one of its pages is needed first. Until then they are zero, *Outside*.
-//! Whoever is to change the word of a page that may be Outside asks [`super::space::Space::touch`] first; so nobody
-//! makes such a page busy, and the leaf's words can be written without a look at them.
+//! as a page has words of) are written when one of its pages is needed first. Until then they are zero, *Outside*. A
+//! thread that is to change the word of a page that may be Outside calls [`super::space::Space::touch`] first; so no
+//! thread makes such a page busy, and the leaf's words can be written without a look at them.
 //!
 //! A region gets words while it is open ([`Places::set_open`]): from when its pages can be brought in until it goes. It
 //! is closed first; then the pages that have words are made Outside again, and no thread that still accesses the region
@@ -110,7 +110,7 @@ pub struct Places {
 }
 
 impl Places {
-    /// Takes a place for `pages` pages below `end`, with a page between regions that nobody may touch.
+    /// Takes a place for `pages` pages below `end`, with a page between regions that may not be touched.
     pub fn reserve(&self, pages: u32, end: u32) -> Option<RegionPlace> {
         let mut known = KnownPlace::new(pages);
         let (mut all, spare) = lock_with_room(|| lock(&self.all));

@@ -59,7 +59,7 @@ pub(super) enum ReclaimStep {
     Gained,
     /// Frames are few, and none comes free: faulting threads have them, or pages that no device takes.
     NoFrames,
-    /// The budget has no room, and no page can go: whoever needs one takes it above the budget.
+    /// The budget has no room, and no page can go: a thread that needs one takes it above the budget.
     Stuck,
 }
 
@@ -108,7 +108,7 @@ pub fn main(e: &PagerCore, index: usize) {
                 message(&warning);
             }
             w.asleep.store(true, SeqCst);
-            // Somebody may have taken the last frames before that was set.
+            // Another thread may have taken the last frames before that was set.
             if !wanted && e.wanted(false) && w.asleep.swap(false, SeqCst) {
                 continue;
             }
@@ -140,7 +140,7 @@ impl PagerCore {
     }
 
     /// How many threads are to help the first one. A thread that waits has given its CPU up, so one of reclaim may have
-    /// it; while nobody waits, a second one would take it from the program.
+    /// it; while no thread waits, a second one would take it from the program.
     fn helpers(&self) -> usize {
         self.wakeups.waiting.load(SeqCst) as usize
     }
@@ -241,7 +241,7 @@ impl PagerCore {
             let Lists { set, ahead, .. } = &mut *lists;
             let mut refusals = most;
             while taken.len() < most {
-                // Somebody who has the page busy is about to unlink it.
+                // A thread that has the page busy is about to unlink it.
                 let locked = Cell::new(None);
                 let may = |page| {
                     locked.set(self.space.word(page).try_lock());

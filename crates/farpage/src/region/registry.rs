@@ -1,5 +1,5 @@
 //! The living pagers, for the signal handler: a fixed table. A handler counts itself in before it looks at a pager, and
-//! a pager that goes waits until nobody is in.
+//! a pager that goes waits until no handler is in.
 //!
 //! Callers: the handler; the builder and [`super::owner`] put pagers in and take them out; [`super::fork`]. No lock.
 
@@ -38,7 +38,7 @@ impl RegistryEntry {
         }
     }
 
-    /// In a forked child: nobody is looking, and the pager is hidden unless it `stays`.
+    /// In a forked child: no handler is in, and the pager is hidden unless it `stays`.
     pub fn after_fork(&self, stays: impl Fn(*const PagerCore) -> bool) {
         let pager = self.pager.load(Ordering::SeqCst);
         if !pager.is_null() && !stays(pager) {

@@ -99,7 +99,7 @@ pub unsafe fn handle(info: *mut libc::siginfo_t, context: *mut c_void) -> bool {
     // SAFETY: caller's promise; SIGBUS fills si_addr.
     let (addr, code) = unsafe { ((*info).si_addr() as usize, (*info).si_code) };
     if code <= 0 {
-        return false; // sent by somebody, not a fault
+        return false; // sent by a process, not a fault
     }
     // SAFETY: caller's promise.
     let error_code = unsafe { (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs[libc::REG_ERR as usize] };

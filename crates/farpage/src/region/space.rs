@@ -61,7 +61,7 @@ impl OwnMapping {
 
 impl Drop for OwnMapping {
     fn drop(&mut self) {
-        // SAFETY: made by `new`; whoever drops it has no references into it any more.
+        // SAFETY: made by `new`; there are no references into it when it is dropped.
         let _ = unsafe { munmap(self.0.base as *mut c_void, self.0.len) };
     }
 }
@@ -185,7 +185,7 @@ impl Space {
         let (first, pages) = (place.first, place.pages as usize);
         let memory = ManuallyDrop::new(OwnMapping(Part { base: self.addr(first), len: pages * PAGE_SIZE }));
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
-        // SAFETY: inside our reservation; the region is being dropped: nobody has references into it.
+        // SAFETY: inside our reservation; the region is being dropped: there are no references into it.
         unsafe { mmap_anonymous(memory.0.base as *mut c_void, memory.0.len, ProtFlags::empty(), flags) }?;
         memory.without_huge_pages();
         // After `mlockall` new mappings are locked, which these are not to be.
@@ -217,13 +217,13 @@ impl Space {
 }
 
 /// The high bits of a page's second link are its rank, while it is in memory. So the rank is guarded as the links are:
-/// by the lists' lock, or by whoever has a page busy that is on no list. Page numbers take the other bits.
+/// by the lists' lock or, for a page that is on no list, by its being busy. Page numbers take the other bits.
 const RANK_SHIFT: u32 = 28;
 const NEXT_MASK: u32 = (1 << RANK_SHIFT) - 1;
 const _: () = assert!(PAGES_MAX <= 1 << RANK_SHIFT);
 
 impl Space {
-    /// Keeps the shadow of a page that has left memory: in place of a link. For whoever has it busy.
+    /// Keeps the shadow of a page that has left memory: in place of a link. For the thread that has it busy.
     pub fn set_shadow(&self, page: u32, shadow: Shadow) {
         self.set_prev(page, shadow.bits());
     }

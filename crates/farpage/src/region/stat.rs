@@ -1,12 +1,12 @@
 //! A pager's statistics page, which `farpage stat` reads from outside: its counters, and levels as of a moment ago.
 //!
-//! There is one set of counters, the page's: whoever has something to count does it there, faults in a signal handler
-//! too. Levels, and readahead by region, are published by whoever looks at the overhead: the first reclaim thread does
-//! so five times a second at least ([`PagerCore::look_at_overhead`]).
+//! There is one set of counters, the page's: every thread counts there, faults in a signal handler too. Levels, and
+//! readahead by region, are published by the thread that looks at the overhead: the first reclaim thread does so at
+//! least five times a second ([`PagerCore::look_at_overhead`]).
 //!
 //! The page is a memfd, mapped for as long as the pager lives, its descriptor in the pager's table. Only this mapping
-//! can write it, and nobody can make it shorter. Where the kernel gives no memfd, there are the counters still, but
-//! nobody else sees them.
+//! can write it, and no process can make it shorter. Where the kernel gives no memfd, there are the counters still, but
+//! no other process sees them.
 //!
 //! A forked child has mapping and descriptor too. It neither counts there (the pager is not its own) nor is it taken
 //! for the page's owner: that is the process whose number the page has. A child that inherits the pager gets a new page
@@ -44,7 +44,7 @@ unsafe impl Send for PagerStat {}
 unsafe impl Sync for PagerStat {}
 
 impl PagerStat {
-    /// A new page; one of ordinary memory, which nobody else can read, if there is no memfd.
+    /// A new page; one of ordinary memory, which no other process can read, if there is no memfd.
     ///
     /// # Errors
     /// No address space.
@@ -65,7 +65,7 @@ impl PagerStat {
         self.magic.store(MAGIC, Relaxed);
     }
 
-    /// The descriptor's number, in the table of whoever made the page.
+    /// The descriptor's number, in the table of the process that made the page.
     pub fn fd(&self) -> Option<RawFd> {
         lock(&self.descriptor).as_ref().map(|descriptor| descriptor.fd)
     }
@@ -96,7 +96,7 @@ impl Deref for PagerStat {
 
 impl Drop for PagerStat {
     fn drop(&mut self) {
-        // SAFETY: made by `new`; whoever drops it has no references into it any more.
+        // SAFETY: made by `new`; there are no references into it when it is dropped.
         let _ = unsafe { munmap(self.at.as_ptr().cast(), STAT_BYTES) };
         if let Some(descriptor) = lock(&self.descriptor).take() {
             descriptor.close();
@@ -108,7 +108,7 @@ impl Drop for PagerStat {
 fn map(at: *mut c_void, flags: MapFlags) -> Result<(NonNull<Stat>, Option<Descriptor>), Errno> {
     if let Ok(fd) = new_memfd() {
         // SAFETY: a new mapping at an address of the kernel's choice, or in place of one of this module's with the same
-        // size: atomics only, so other content is no surprise to anybody.
+        // size: atomics only, so other content breaks no rule.
         if let Ok(at) = unsafe { mmap(at, STAT_BYTES, RW, flags | MapFlags::SHARED, &fd, 0) } {
             complete(&fd);
             return Ok((page_at(at)?, Descriptor::of(fd)));
@@ -139,10 +139,10 @@ impl Descriptor {
 
     /// Closes it, unless the program has: the number may be another file's by now.
     fn close(self) {
-        // SAFETY: only asked what it is, which is no harm whoever has it.
+        // SAFETY: only asked what it is, which does no harm to any owner.
         let stat = rustix::fs::fstat(unsafe { BorrowedFd::borrow_raw(self.fd) });
         if stat.is_ok_and(|stat| (stat.st_dev, stat.st_ino) == self.file) {
-            // SAFETY: it is this module's memfd, which nobody else closes on purpose.
+            // SAFETY: it is this module's memfd, which no other code closes on purpose.
             unsafe { rustix::io::close(self.fd) };
         }
     }

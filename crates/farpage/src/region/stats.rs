@@ -1,7 +1,8 @@
 //! The numbers of a pager that a program can ask for.
 //!
 //! One list, [`pager_stats!`](crate::pager_stats), from which [`Stats`] and the C library's `fp_stats` are made. Each
-//! name is that of a field of the statistics page ([`farpage_ipc::stat`]), which is where the numbers come from. No locks.
+//! name is that of a field of the statistics page ([`farpage_ipc::stat`]), which is where the numbers come from. No
+//! locks.
 
 use farpage_ipc::stat::Stat;
 use std::sync::atomic::Ordering::Relaxed;

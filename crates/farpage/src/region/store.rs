@@ -32,7 +32,7 @@ pub(super) enum Stored {
 }
 
 impl PagerCore {
-    /// Finds or makes copies of pages that nobody writes. `moves`: the program may discard one of them all the same
+    /// Finds or makes copies of pages that no thread writes. `moves`: the program may discard one of them all the same
     /// while it is read.
     pub(super) fn store(&self, pages: &[Leaver], moves: bool) -> Vec<Stored> {
         let mut stored: Vec<Stored> = Vec::with_capacity(pages.len());

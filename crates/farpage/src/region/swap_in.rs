@@ -1,7 +1,7 @@
 //! Bringing pages in from devices: the page that is missing, and those that `readahead` wants with it.
 //!
 //! Called by `fault` in the faulting thread (nothing is allocated then, and only one I/O is waited for), and by
-//! `prefetch` in a thread of the pager, where whole windows are read at once. A page that nobody asked for and that
+//! `prefetch` in a thread of the pager, where whole windows are read at once. A page that no thread asked for and that
 //! cannot be read stays where it is: if it is ever needed, its own fault will say so.
 
 use super::alloc::FrameGrant;
@@ -77,7 +77,7 @@ impl Marks {
 }
 
 impl PagerCore {
-    /// The swapped page in a slot, made busy; `None`: it is not there any more, or somebody else has it busy.
+    /// The swapped page in a slot, made busy; `None`: it is not there any more, or another thread has it busy.
     pub(super) fn claim_slot(&self, entry: Entry) -> Option<(u32, Seen)> {
         let page = self.readahead.page_of(entry);
         let word = self.space.word(page);
@@ -273,7 +273,7 @@ impl PagerCore {
                 let want = (end - at) as usize;
                 let mut claimed = self.claim(at, None, want, |state| matches!(state, PageState::Swapped(_)));
                 if claimed.len == 0 {
-                    at += 1; // present, or busy: somebody else brings it in
+                    at += 1; // present, or busy: another thread brings it in
                     continue;
                 }
                 match self.load(&mut claimed, false, marks, true, protect) {
@@ -366,7 +366,7 @@ impl PagerCore {
         for i in (0..loaded).filter(|i| markers >> i & 1 == 0) {
             mapped[i] = kept(i);
         }
-        // Before anybody can touch them: a hit is never counted before its read.
+        // Before the program can touch them: a hit is never counted before its read.
         let ahead = loaded - usize::from(must && loaded > 0);
         count(&self.stat.pswpin, loaded);
         count(&self.stat.swap_ra, ahead);
@@ -415,7 +415,7 @@ impl PagerCore {
                 done += 1;
                 continue;
             }
-            // The faulting thread waits for one request; the others are for those who read ahead.
+            // The faulting thread waits for one request; the others are for the thread that reads ahead.
             let is_next =
                 |i: usize, e: Entry| background || i == 0 || (entry.offset(i) == Some(e) && !self.swap.is_moved(entry));
             let run = entries[done..].iter().flatten().enumerate().take_while(|(i, e)| is_next(*i, **e)).count();

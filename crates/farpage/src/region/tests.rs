@@ -128,7 +128,7 @@ fn stress_region(pager: &Pager, region: &Region, threads: usize, rounds: usize, 
                     if kind < 50 {
                         sweep = (sweep + threads) % (pages / threads * threads);
                     }
-                    // SAFETY: the page is this thread's: nobody else reads or writes its words.
+                    // SAFETY: the page is this thread's: no other reads or writes its words.
                     let words = unsafe { std::slice::from_raw_parts_mut(base.add(page * 512), 512) };
                     let check = |words: &[u64], at: usize, version: u64| {
                         assert_eq!(words[at], word(page, at, version), "page {page}, word {at}, version {version}");

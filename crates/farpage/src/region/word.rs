@@ -4,25 +4,25 @@
 //!   63            16  15  14     8   7   6  5   4    3   2  0
 //!  |   payload      | un  |  pins  | wr | hint | W | B | kind |
 //!
-//!   Outside  0   no region here, or nobody has needed the page's word yet (`places`)
+//!   Outside  0   no region here, or no thread has needed the page's word yet (`places`)
 //!   None     1   never touched, or zero: an absent page that reads as zeros
 //!   Mapped   2   in the region; payload: entry of a copy on a device that may be the same (0: none)
 //!   Cached   3   in the swap cache; payload: the frame (32 bits), above it the credit (16 bits)
 //!   Swapped  4   on a device only; payload: the entry
 //! ```
-//! *B* (busy): one thread changes the page; nobody else changes the word then, except for *W* (somebody waits for it to
-//! end). *Wr*: the page can be written without anybody hearing of it; without it, a write is a fault, so the content is
-//! stable while the page is busy. *Un* (unwritten): the page came in write-protected and was not written since, so it
-//! is what its entry says; only without *wr*. *Pins* and *hint* stay over changes of kind. How hot a page is stands
-//! beside its links (`space`). A thread may wait for a busy page only while it holds none, or in ascending order of
-//! pages (advise, pin, drop); reclaim and readahead never wait: they leave busy pages alone.
+//! *B* (busy): one thread changes the page; no other changes the word then, except for *W* (a thread waits for it to
+//! end). *Wr*: the page can be written without a fault; without it, a write is a fault, so the content is stable while
+//! the page is busy. *Un* (unwritten): the page came in write-protected and was not written since, so it is what its
+//! entry says; only without *wr*. *Pins* and *hint* stay over changes of kind. How hot a page is stands beside its
+//! links (`space`). A thread may wait for a busy page only while it holds none, or in ascending order of pages (advise,
+//! pin, drop); reclaim and readahead never wait: they leave busy pages alone.
 //!
 //! The *credit* of a page in the swap cache: so many pages were read ahead with it (itself included) that count as hits
 //! when it is touched (the highest bit: in slot order); 0: it was not read ahead. A page with credit has not been
 //! touched since it was read: its frame and its entry hold the same bytes.
 //!
-//! A page is linked on the list of its kind (`lists`) whenever it is Mapped or Cached and not busy; whoever holds it
-//! busy links and unlinks it.
+//! A page is linked on the list of its kind (`lists`) whenever it is Mapped or Cached and not busy; the thread that has
+//! it busy links and unlinks it.
 
 use farpage_base::mem::units::FrameNo;
 use farpage_base::sys::futex;
@@ -47,7 +47,7 @@ pub const PINS_MAX: u32 = 127;
 /// Decoded kind and payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PageState {
-    /// No region here, or one whose words around this page nobody has needed yet.
+    /// No region here, or one whose words around this page have not been needed yet.
     Outside,
     /// Reads as zeros.
     None,
@@ -120,7 +120,7 @@ impl Seen {
         PageState::decode(self.0)
     }
 
-    /// Somebody changes the page.
+    /// A thread changes the page.
     #[inline]
     pub fn is_busy(self) -> bool {
         self.0 & BUSY != 0
@@ -148,7 +148,7 @@ impl Seen {
         self.0 & WRITABLE != 0
     }
 
-    /// It holds what its entry holds: it came in write-protected and nobody has written it since.
+    /// It holds what its entry holds: it came in write-protected and was not written since.
     #[inline]
     pub fn is_unwritten(self) -> bool {
         matches!(self.state(), PageState::Mapped(Some(_))) && self.0 & (UNWRITTEN | WRITABLE) == UNWRITTEN
@@ -207,7 +207,7 @@ impl Seen {
 }
 
 impl PageWord {
-    /// The first word of a page of a region. For [`super::places`], under its lock: the page is Outside, and nobody
+    /// The first word of a page of a region. For [`super::places`], under its lock: the page is Outside, and no thread
     /// makes such a page busy.
     pub fn begin(&self, hint: Hint) {
         self.0.store(Seen(PageState::None.encode()).with_hint(hint).0, Ordering::Release);
@@ -236,7 +236,7 @@ impl PageWord {
         (free && locked()).then_some(seen)
     }
 
-    /// Makes the page busy, waiting for whoever has it. See the module's rule about waiting.
+    /// Makes the page busy, waiting for the thread that has it. See the module's rule about waiting.
     pub fn lock(&self) -> Seen {
         loop {
             if let Some(seen) = self.try_lock() {
@@ -292,7 +292,7 @@ impl PageWord {
         let wanted =
             seen.is_writable() && seen.pins() == 0 && !seen.is_busy() && matches!(seen.state(), PageState::Mapped(_));
         if wanted {
-            // Somebody else's change wins: the page then stays writable as far as the word goes.
+            // Another thread's change wins: the page then stays writable as far as the word goes.
             let _ = self.0.compare_exchange(seen.0, seen.0 & !WRITABLE, Ordering::AcqRel, Ordering::Relaxed);
         }
     }

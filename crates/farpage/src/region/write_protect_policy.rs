@@ -1,8 +1,8 @@
 //! Whether pages of a region that come in are written before they leave.
 //!
-//! Where hardly any is, they come in write-protected: when one leaves that nobody has written, its copy on the device
-//! is good without a look at its content, and no sweep has to protect it (`evict`). The price of a wrong guess is a
-//! fault for the first write. One a region. Pure. Callers: `fault` (writes), `evict` (departures), `swap_in` (the
+//! Where hardly any is, they come in write-protected: when a page leaves that no thread has written, its copy on the
+//! device is good without a look at its content, and no sweep has to protect it (`evict`). The price of a wrong guess
+//! is a fault for the first write. One a region. Pure. Callers: `fault` (writes), `evict` (departures), `swap_in` (the
 //! question).
 
 use farpage_swap::score::Score;

@@ -1,4 +1,4 @@
-//! What is to be read ahead: a short, fixed list, so that who posts allocates nothing.
+//! What is to be read ahead: a short, fixed list, so that posting allocates nothing.
 //!
 //! Callers: faulting threads post, the thread of [`super`] takes. Its lock is a leaf.
 

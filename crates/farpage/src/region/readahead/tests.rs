@@ -1,4 +1,4 @@
-//! Reading ahead in regions: the right bytes under every rule, honest counts, nobody else's pages.
+//! Reading ahead in regions: the right bytes under every rule, right counts, no other region's pages.
 
 use super::super::Region;
 use super::super::tests::{mix, nothing_is_left, stress};
@@ -129,15 +129,15 @@ fn slot_order_finds_what_was_swapped_out_together() {
     }
     let stats = pager.stats().unwrap();
     assert!(stats.swap_ra > 1000 && stats.swap_ra_hit * 2 > stats.swap_ra, "{stats:?}");
-    // A slot that has been given to somebody else since names the wrong page, and that page says so.
+    // A slot that another page has got since names the wrong page, and that page's word says so.
     drop(other);
     let third = filled(&pager, 3000);
     (0..3000).for_each(|page| check(&one, page));
     (0..3000).for_each(|page| check(&third, page));
 }
 
-/// A few pages of the device are damaged. Windows run over them, which nobody notices; the process would be ended for
-/// one that is asked for. A window that begins right behind a damaged page never reads it, so their distance is no
+/// A few pages of the device are damaged. Windows run over them, which has no effect; the process would be ended for
+/// one that it asks for. A window that begins right behind a damaged page never reads it, so their distance is no
 /// multiple of a window's: not all of them can lie like that.
 #[test]
 fn an_error_in_a_page_that_nobody_asked_for_is_nobodys_error() {

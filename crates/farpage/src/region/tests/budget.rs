@@ -73,7 +73,7 @@ fn full_devices() {
     }
 }
 
-/// "By and by", with nobody there to push: what was there goes, and the content stays.
+/// "By and by", without another request: what was there goes, and the content stays.
 #[test]
 fn a_smaller_budget_is_reached() {
     for mode in [FaultMode::Signal, FaultMode::Thread] {
@@ -123,7 +123,7 @@ fn helpers_stop_at_the_mark() {
     }
 }
 
-/// Another thread of reclaim has freed what this one was to free: nothing is stuck, so nobody goes above the budget.
+/// Another thread of reclaim has freed what this one was to free: nothing is stuck, so no thread goes above the budget.
 #[test]
 fn a_step_with_nothing_left_to_do_is_not_stuck() {
     for mode in [FaultMode::Signal, FaultMode::Thread] {

@@ -39,7 +39,7 @@ impl Taken {
         Taken(taken.collect())
     }
 
-    /// Nobody has closed or written them.
+    /// They have been neither closed nor written.
     fn are_whole(&self) -> bool {
         self.0.iter().all(|(number, inode)| {
             // SAFETY: opened by `new`, and only closed by `drop`, or by mistake, which is what is asked here.

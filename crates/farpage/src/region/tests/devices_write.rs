@@ -75,8 +75,8 @@ fn read_all(context: u64, direct: &File, ours: &mut [u8], old: u8) -> usize {
     let mut pointers: Vec<*mut Iocb> = requests.iter_mut().map(|request| &raw mut *request).collect();
     let mut sent = 0;
     while sent < PAGES {
-        // SAFETY: the requests stay until all have come back below; they name pages that stay as well, and that nobody
-        // uses meanwhile.
+        // SAFETY: the requests stay until all have come back below; they name pages that stay as well, and that nothing
+        // else uses meanwhile.
         let n = unsafe { libc::syscall(libc::SYS_io_submit, context, PAGES - sent, pointers[sent..].as_mut_ptr()) };
         assert!(n > 0, "{}", IoError::last_os_error());
         sent += n as usize;

@@ -93,7 +93,7 @@ impl Drop for Over<'_> {
     }
 }
 
-/// Forks while other threads fault, pin, discard and resize: nobody waits for ever, and every copy is a good one.
+/// Forks while other threads fault, pin, discard and resize: no thread waits for ever, and every copy is a good one.
 #[test]
 fn forks_in_the_middle_of_everything() {
     for devices in default_devices() {

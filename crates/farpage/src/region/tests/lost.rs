@@ -1,4 +1,4 @@
-//! Pages that cannot be read back: whoever needs one hears of it, and nobody else.
+//! Pages that cannot be read back: the thread that needs one hears of it, and no other.
 
 use super::*;
 

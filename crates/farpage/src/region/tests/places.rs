@@ -137,7 +137,7 @@ fn discard_blocks(region: &Region, thread: usize, seed: u64, block: usize, block
     for round in 0..14u64 {
         for number in (thread..blocks).step_by(2) {
             let (first, end) = (number * block, (number + 1) * block);
-            // SAFETY: the block is this thread's: nobody else reads or writes its words.
+            // SAFETY: the block is this thread's: no other reads or writes its words.
             let words = unsafe { std::slice::from_raw_parts_mut(base.add(first * 512), block * 512) };
             for page in 0..block {
                 for at in [0, 77, 511] {

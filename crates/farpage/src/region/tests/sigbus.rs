@@ -1,5 +1,5 @@
-//! SIGBUS is the pagers' own, whatever a program does with it: each test in a process of its own, whose handlers and
-//! masks are nobody else's.
+//! SIGBUS is the pagers' own, whatever a program does with it: each test has a process of its own, with its own
+//! handlers and masks.
 
 use super::*;
 use std::ffi::c_void;
@@ -183,7 +183,7 @@ static WORDS: AtomicUsize = AtomicUsize::new(0);
 static RIGHT: AtomicUsize = AtomicUsize::new(0);
 
 extern "C" fn read_all(_: i32) {
-    // SAFETY: the region outlives the signals, and nobody writes.
+    // SAFETY: the region outlives the signals, and no thread writes.
     let words = unsafe { std::slice::from_raw_parts(WORDS.load(Ordering::SeqCst) as *const u64, BYTES / 8) };
     RIGHT.fetch_add(usize::from(is_right(words)), Ordering::SeqCst);
 }

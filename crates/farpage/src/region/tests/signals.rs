@@ -1,4 +1,4 @@
-//! Signals: handlers that touch regions, whose a SIGBUS is, and the ends of those who touch what is not theirs.
+//! Signals: handlers that touch regions, whose a SIGBUS is, and the end of a process that touches what is no region's.
 
 use super::*;
 use std::sync::atomic::AtomicUsize;
@@ -12,7 +12,7 @@ fn a_signal_handler_may_touch_a_region() {
     extern "C" fn touch(_: i32) {
         let n = CALLS.fetch_add(1, Ordering::SeqCst);
         let page = mix(n as u64) as usize % 4096;
-        // SAFETY: the region outlives the signals (the test waits), and nobody writes after it was filled.
+        // SAFETY: the region outlives the signals (the test waits), and no thread writes after it was filled.
         let word = unsafe { ((BASE.load(Ordering::SeqCst) + page * PAGE_SIZE) as *const u64).read_volatile() };
         WRONG.fetch_add(usize::from(word != page as u64 + 1), Ordering::SeqCst);
     }

@@ -62,7 +62,7 @@ fn the_counters_are_those_that_are_seen_from_outside() {
         assert!(from > 0 && (from..=to).contains(&seen), "{name}: {seen} is not in {from}..={to}");
     }
     assert!(page.values().iter().all(|v| v.name != "active" && v.name != "event_unmap"), "values of the engine");
-    // Levels follow without anybody asking.
+    // Levels follow without a call.
     let core = &pager.owner.core;
     let places = (core.space.page_at(region.as_ptr() as usize).unwrap(), region.len() / PAGE_SIZE);
     let swapped = || {
@@ -75,7 +75,7 @@ fn the_counters_are_those_that_are_seen_from_outside() {
     let shown = |page: &Stat| (page.budget_bytes.load(Relaxed), page.readahead[0].start.load(Relaxed) as usize);
     let wanted = (8 << 20, region.as_ptr() as usize / PAGE_SIZE);
     assert!(soon(|| page_of(&pager).is_some_and(|(_, page)| shown(&page) == wanted)));
-    // Nobody can write or shorten it.
+    // No process can write or shorten it.
     let (path, _) = page_of(&pager).unwrap();
     let file = File::options().read(true).write(true).open(path).unwrap();
     assert!(file.set_len(0).is_err() && file.write_all_at(&[1; 8], 64).is_err());
