@@ -13,7 +13,7 @@
 //! *Frames* are registered with the same userfaultfd as the program's memory: the kernel then refuses a move while a
 //! mapping change is pending, which is what makes moving pages out safe against munmap and mmap in other threads.
 //! The *discard area* belongs to a second userfaultfd without events: pages moved there are given back to the kernel
-//! without causing an event that somebody would have to read. *Transit* and *waste* are the same for executable memory
+//! without an event that the engine would have to read. *Transit* and *waste* are the same for executable memory
 //! (`farpage_run::pager::transit`).
 
 use crate::mem::open::{WINDOW, close, open};

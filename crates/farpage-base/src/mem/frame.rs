@@ -14,7 +14,7 @@
 //!            take_empty, page moved in           its content is elsewhere             given back
 //!   Empty  ------------------------>  in use  ------------------------>  Spent  ----------------------> Empty
 //! ```
-//! *Spent* frames have a page that was the program's. It may be somebody else's, too: what a program gives to a pipe
+//! *Spent* frames have a page that was the program's. It may still be read elsewhere: what a program gives to a pipe
 //! (`vmsplice`) or a socket (`MSG_ZEROCOPY`) stays there until it is read or sent, whatever becomes of the program's
 //! mapping. So no other content is ever written to such a page; all that is done with it is to give it back to the
 //! kernel.
@@ -135,7 +135,7 @@ struct FrameSets {
 }
 
 impl FrameSets {
-    /// A frame given back by somebody who does not own it would soon have two owners, and a page wrong bytes.
+    /// A frame given back by a thread that does not own it would soon have two owners, and a page wrong bytes.
     fn check_in_use(&self, f: FrameNo) {
         if [&self.empty, &self.free, &self.spent].iter().any(|set| set.contains(f.index())) {
             fatal("a frame was given back twice: this is a bug in farpage");
@@ -235,7 +235,7 @@ impl Frames {
         self.state().free.count
     }
 
-    /// Frames whose page is of no worth, spent ones included: what could go back to the kernel.
+    /// Frames whose page holds nothing that is needed, spent ones included: what could go back to the kernel.
     pub fn worthless_count(&self) -> usize {
         let state = self.state();
         state.free.count + state.spent.count
@@ -247,12 +247,12 @@ impl Frames {
         state.opened - state.empty.count
     }
 
-    /// Frames that somebody uses.
+    /// Frames in use.
     pub fn in_use(&self) -> usize {
         self.opened() - self.unused_count()
     }
 
-    /// Frames that nobody uses, with or without a page.
+    /// Frames not in use, with or without a page.
     pub fn unused_count(&self) -> usize {
         let state = self.state();
         state.free.count + state.spent.count + state.empty.count
@@ -288,7 +288,7 @@ impl Frames {
         self.put(first, n, |sets| &mut sets.empty);
     }
 
-    /// Frames `[first, first + n)` have pages that nobody needs.
+    /// Frames `[first, first + n)` have pages that are not needed.
     pub fn put_free(&self, first: FrameNo, n: usize) {
         self.put(first, n, |sets| &mut sets.free);
     }
@@ -408,7 +408,7 @@ mod tests {
     #[test]
     fn frames_are_opened_when_there_are_few() {
         let base = crate::mem::open::WINDOW.end - (2 << 30);
-        // SAFETY: addresses that nobody else uses.
+        // SAFETY: addresses that nothing else uses.
         let frames = unsafe { Frames::closed(Part { base, len: 1024 * PAGE_SIZE }) };
         assert_eq!((frames.opened(), frames.len(), frames.unused_count(), frames.take_empty(4)), (0, 1024, 0, None));
         assert!(frames.are_few(1));
@@ -428,7 +428,7 @@ mod tests {
     #[test]
     fn where_there_is_no_memory_there_are_no_more_frames() {
         let base = crate::mem::open::WINDOW.end - (3 << 30);
-        // SAFETY: addresses that nobody else uses.
+        // SAFETY: addresses that nothing else uses.
         let frames = unsafe { Frames::closed(Part { base, len: 512 * PAGE_SIZE }) };
         frames.add_opened(frames.open_more(256));
         let flags = rustix::mm::MapFlags::PRIVATE | rustix::mm::MapFlags::FIXED_NOREPLACE;

@@ -6,12 +6,11 @@
 //! quarter of a power of two, keeps freed blocks per class, and never gives memory back: the engine's own data is
 //! small, and big blocks (growing tables) are freed rarely.
 //!
-//! There is no lock (but where memory is mapped, ahead of its use: [`crate::mem::open`]): whoever is interrupted in the
-//! middle, by a signal or for ever by a fork that leaves it behind, keeps nobody from going on. The free blocks of a
-//! class are a stack of the kind of Treiber (1986); its top has a
-//! number beside it that counts changes, in 16 bytes that are compared and exchanged at once, so that a pop whose block
-//! was popped and pushed by others meanwhile fails. (The top's link may be read while its new owner writes there: the
-//! pop fails then, too.)
+//! There is no lock (but where memory is mapped, ahead of its use: [`crate::mem::open`]): a thread that is interrupted
+//! in the middle, by a signal or for ever by a fork that leaves it behind, holds up no other thread. The free blocks of
+//! a class are a stack of the kind of Treiber (1986); its top has a number beside it that counts changes, in 16 bytes
+//! that are compared and exchanged at once, so that a pop whose block was popped and pushed by others meanwhile fails.
+//! (The top's link may be read while its new owner writes there: the pop fails then, too.)
 
 use crate::mem::arena::Part;
 use crate::mem::open::Opening;
@@ -22,7 +21,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicPtr, AtomicUsize};
 
 const MIN: usize = 16;
-/// Open beyond what is used, bytes: whoever allocates cannot do without.
+/// Open beyond what is used, bytes: an allocation cannot do without.
 const AHEAD: usize = 1 << 20;
 const CLASSES: usize = 4 * 40;
 
@@ -105,8 +104,8 @@ impl Heap {
     /// the first page could be opened.
     ///
     /// # Safety
-    /// `part` is zeroed, aligned to 16 bytes (to a page, if it is to be opened), larger than a page, used by nobody
-    /// else, and stays mapped.
+    /// `part` is zeroed, aligned to 16 bytes (to a page, if it is to be opened), larger than a page, not used
+    /// elsewhere, and stays mapped.
     #[must_use]
     pub unsafe fn give(&self, part: Part, opened: usize) -> bool {
         let piece = part.base as *mut Piece;
@@ -132,8 +131,8 @@ impl Heap {
             if seen.0 == 0 || !seen.0.is_multiple_of(align) {
                 break;
             }
-            // SAFETY: a block of this heap: parts stay mapped. If somebody else has taken it meanwhile, what is read
-            // there is of no consequence.
+            // SAFETY: a block of this heap: parts stay mapped. If another thread has taken it meanwhile, what is read
+            // there is not used.
             let next = unsafe { (seen.0 as *const usize).read_volatile() };
             if top.exchange(seen, next) {
                 return (seen.0 as *mut u8, false);
@@ -204,7 +203,7 @@ impl Growing {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: a new mapping where the kernel likes.
         let at = unsafe { mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::empty(), flags) };
-        // SAFETY: just mapped, and never unmapped; nobody else knows it.
+        // SAFETY: just mapped, and never unmapped; nothing else has its address.
         at.is_ok_and(|at| unsafe { self.0.give(Part { base: at as usize, len }, 0) })
     }
 }
@@ -273,7 +272,7 @@ unsafe impl GlobalAlloc for Heap {
 mod tests {
     use super::*;
 
-    /// Threads take blocks, mark them, and give each other's back: nobody ever finds a foreign mark in its own.
+    /// Threads take blocks, mark them, and give each other's back: no thread ever finds a foreign mark in its own.
     #[test]
     fn many_threads_never_share_a_block() {
         const THREADS: usize = 4;

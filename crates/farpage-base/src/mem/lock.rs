@@ -10,8 +10,8 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Locks a list, as `lock` does, when it has room for one more: for locks under which nothing may be allocated. What the
-/// list had before is to be dropped after the lock.
+/// Locks a list, as `lock` does, when it has room for one more: for locks under which nothing may be allocated. What
+/// the list had before is to be dropped after the lock.
 pub fn lock_with_room<T, G: DerefMut<Target = Vec<T>>>(lock: impl Fn() -> G) -> (G, Vec<T>) {
     let mut spare = Vec::new();
     loop {

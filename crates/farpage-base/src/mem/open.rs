@@ -338,7 +338,7 @@ mod tests {
     #[test]
     fn in_the_window_nothing_is_mapped_before_it_is_reached() {
         let at = NOBODYS;
-        // SAFETY: addresses that nobody else uses.
+        // SAFETY: addresses that nothing else uses.
         let opening = unsafe { Opening::new(at, at + 8 * STEP) };
         assert_eq!(protection(at), None);
         assert!(opening.reach(at + 1));
@@ -360,7 +360,7 @@ mod tests {
     #[test]
     fn what_is_wanted_ahead_may_be_missing() {
         let at = NOBODYS + (64 << 20);
-        // SAFETY: addresses that nobody else uses.
+        // SAFETY: addresses that nothing else uses.
         let opening = unsafe { Opening::new(at, at + 8 * STEP) }.ahead(STEP);
         assert!(!opening.is_short(at) && opening.reach(at + 1) && !opening.is_short(at + 1));
         assert_eq!(protection(at + STEP), Some("rw-p".into()));
@@ -372,7 +372,7 @@ mod tests {
     #[test]
     fn many_threads_reach_the_same() {
         let at = NOBODYS + (128 << 20);
-        // SAFETY: addresses that nobody else uses.
+        // SAFETY: addresses that nothing else uses.
         let opening = unsafe { Opening::new(at, at + 64 * STEP) };
         std::thread::scope(|scope| {
             for thread in 0..4 {
@@ -392,7 +392,7 @@ mod tests {
     #[test]
     fn a_thread_that_is_gone_holds_nobody_up() {
         let at = NOBODYS + (256 << 20);
-        // SAFETY: addresses that nobody else uses.
+        // SAFETY: addresses that nothing else uses.
         let opening = unsafe { Opening::new(at, at + 8 * STEP) };
         opening.busy.store(std::thread::spawn(gettid).join().unwrap(), SeqCst);
         assert!(opening.reach(at + 1));

@@ -1,6 +1,6 @@
 //! Pages of zeros to copy from.
 //!
-//! Callers: who puts pages into a program or a region. Never written, so the memory is in no account.
+//! Callers: threads that put pages into a program or a region. Never written, so the memory counts nowhere.
 
 use farpage_swap::PAGE_SIZE;
 

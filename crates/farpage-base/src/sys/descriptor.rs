@@ -1,6 +1,6 @@
 //! What a descriptor is of, and copies that stay open across exec.
 //!
-//! Callers: whoever hands one on to another program. No locks.
+//! Callers: code that hands one on to another program. No locks.
 
 use super::raw::Errno;
 use rustix::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -45,6 +45,6 @@ pub fn keep_across_exec(fd: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     // SAFETY: F_DUPFD makes a new descriptor and changes nothing else.
     let copy =
         unsafe { super::raw::syscall(libc::SYS_fcntl as u32, [fd.as_raw_fd() as usize, 0, lowest as usize, 0, 0, 0]) }?;
-    // SAFETY: the kernel has just given us this descriptor; nobody else owns it.
+    // SAFETY: the kernel has just given us this descriptor; it has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(copy as RawFd) })
 }

@@ -1,6 +1,6 @@
 //! Paths as `/proc/swaps`, `/proc/self/mountinfo` and `/proc/mounts` write them.
 //!
-//! Called by who looks for a mount or a swap device. No lock; allocates, so not for the fault path.
+//! Called where a mount or a swap device is looked for. No lock; allocates, so not for the fault path.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;

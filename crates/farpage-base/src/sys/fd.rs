@@ -1,7 +1,7 @@
 //! A descriptor as a number that can be exchanged for another: a forked child must be able to do that.
 //!
-//! The number is one of the engine's table, or of a pager's ([`super::table`]). Whoever may be a thread of the program,
-//! whose table is another one, uses [`Fd::call`]. No locks.
+//! The number is one of the engine's table, or of a pager's ([`super::table`]). Code that may run in a thread of the
+//! program, which has another table, uses [`Fd::call`]. No locks.
 
 use super::raw::{Errno, syscall};
 use super::table::Table;
@@ -43,7 +43,7 @@ impl Fd {
     /// It is gone.
     pub fn borrow(&self) -> Result<BorrowedFd<'_>, Errno> {
         let raw = self.raw().ok_or(Errno::BADF)?;
-        // SAFETY: the number is an open descriptor owned by this value; numbers are only exchanged while nobody uses
+        // SAFETY: the number is an open descriptor owned by this value; numbers are only exchanged while no thread uses
         // them (contract of `replace`, `exchange`), so it stays open during the borrow.
         Ok(unsafe { BorrowedFd::borrow_raw(raw) })
     }
@@ -88,8 +88,8 @@ impl Fd {
         Ok([fd as usize, a, b, c, d, e])
     }
 
-    /// Uses the number that `map` gives for the present one, without closing that. If there is none: keeps it, or
-    /// with `or_lose` forgets it. Nobody uses it meanwhile.
+    /// Uses the number that `map` gives for the present one, without closing that. If there is none: keeps it, or with
+    /// `or_lose` forgets it. No thread uses it meanwhile.
     pub fn replace(&self, map: &[(RawFd, RawFd)], or_lose: bool) {
         let Some(old) = self.raw() else { return };
         match map.iter().find(|pair| pair.0 == old) {
@@ -99,7 +99,7 @@ impl Fd {
         }
     }
 
-    /// Takes the descriptor of `other`; the old number is not closed. Nobody uses it meanwhile.
+    /// Takes the descriptor of `other`; the old number is not closed. No thread uses it meanwhile.
     pub fn exchange_for(&self, other: &Fd) {
         self.raw.store(other.raw.swap(-1, Relaxed), Relaxed);
     }
@@ -110,7 +110,7 @@ impl Drop for Fd {
         let Some(raw) = self.raw() else { return };
         match self.table.get() {
             Some(table) => table.close(raw),
-            // SAFETY: this value owns the descriptor and nobody can borrow it any more.
+            // SAFETY: this value owns the descriptor, and it cannot be borrowed any more.
             None => unsafe { rustix::io::close(raw) },
         }
     }

@@ -50,7 +50,7 @@ pub fn wait_any(own: (&AtomicU32, u32), shared: (&AtomicU32, u32), timeout_ns: u
     }
 }
 
-/// Wakes who waits for a word that is shared with other processes.
+/// Wakes the threads that wait for a word that is shared with other processes.
 pub fn wake_shared(word: &AtomicU32) {
     // SAFETY: as in [`wake`].
     let _ = unsafe { syscall(nr::FUTEX, [word.as_ptr() as usize, WAKE & !PRIVATE, i32::MAX as usize, 0, 0, 0]) };

@@ -52,7 +52,7 @@ impl Raised {
 impl Drop for Raised {
     fn drop(&mut self) {
         let now = getrlimit(Resource::Nofile);
-        // Unless somebody else has set it.
+        // Unless the limit has been set elsewhere meanwhile.
         if (now.current, now.maximum) == (self.to.current, self.to.maximum) {
             let _ = setrlimit(Resource::Nofile, self.before);
         }

@@ -47,18 +47,18 @@ pub enum ExecFormat<'a> {
 const TRUNCATED: ExecFormat<'_> = ExecFormat::Broken("a truncated ELF file");
 const DAMAGED: ExecFormat<'_> = ExecFormat::Broken("a damaged ELF file");
 
-/// Who loads a program, as far as libraries to preload are concerned.
+/// What loads a program, as far as libraries to preload are concerned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LoaderKind {
     /// glibc's, which loads them.
     Glibc,
     /// Another one, which complains, or gives up.
     Other,
-    /// Nobody (a static program), or glibc's, which leaves them out (a program with more rights).
+    /// None (a static program), or glibc's, which leaves them out (a program with more rights).
     Ignores,
 }
 
-/// Who would load the program at `path`, as `execveat` takes it.
+/// What would load the program at `path`, as `execveat` takes it.
 ///
 /// # Safety
 /// `path` is for the kernel: it may be anything.

@@ -60,7 +60,7 @@ static UNSAID: AtomicUsize = AtomicUsize::new(0);
 
 /// From now on messages are written to the file that is standard error now, and to no other: a program that closes the
 /// descriptor may give its number to a file of data. A line that cannot be written goes to `unsaid`, which allocates
-/// nothing and waits for nobody. `late`: the program has run for a while, so the number may be another file's already.
+/// nothing and waits for nothing. `late`: the program has run for a while, so the number may be another file's already.
 /// The first call counts.
 pub fn begin_messages(late: bool, unsaid: fn(&[u8])) {
     // SAFETY: only asked what it is; if it is not open, the answer is none.
@@ -89,7 +89,7 @@ fn is_for_lines(fd: BorrowedFd<'_>) -> bool {
     !fstat(fd).is_ok_and(is_regular) || fcntl_getfl(fd).is_ok_and(|flags| flags & (OFlags::ACCMODE | log) == log)
 }
 
-/// A pipe that nobody reads must not stop anybody: whoever should read may wait for this thread. Whether it is written.
+/// A pipe that is not read must not stop a thread: its reader may wait for this thread. Whether it is written.
 fn write_in_time(to: BorrowedFd<'_>, bytes: &[u8]) -> bool {
     let mut room = [PollFd::from_borrowed_fd(to, PollFlags::OUT)];
     poll(&mut room, Some(&REPORT_WAIT_MAX)) == Ok(1) && rustix::io::write(to, bytes).is_ok()
@@ -148,7 +148,7 @@ impl std::fmt::Write for Line {
 /// What [`fatal`] says besides; 0: nothing.
 static LAST_WORDS: AtomicUsize = AtomicUsize::new(0);
 
-/// From now on [`fatal`] calls `say`, which allocates nothing and waits for nobody.
+/// From now on [`fatal`] calls `say`, which allocates nothing and waits for nothing.
 pub fn set_last_words(say: fn()) {
     LAST_WORDS.store(say as usize, Relaxed);
 }
@@ -162,7 +162,7 @@ pub fn fatal(text: &str) -> ! {
 /// The same, for [`format_args!`]: allocates nothing.
 pub fn fatal_fmt(text: std::fmt::Arguments<'_>) -> ! {
     message_fmt(text);
-    // Taken: whoever fails while it says them has said enough.
+    // Taken: a failure inside `say` does not call it again.
     let say = LAST_WORDS.swap(0, Relaxed);
     if say != 0 {
         // SAFETY: `set_last_words` has put it there.

@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 const FREE: u32 = 0;
 const HELD: u32 = 1;
-/// Held, and somebody may wait.
+/// Held, and a thread may wait.
 const WANTED: u32 = 2;
 
 /// See the module header.
@@ -59,7 +59,7 @@ impl<T> Mutex<T> {
         }
     }
 
-    /// In a forked child, before it has a second thread: whoever held the lock is not there.
+    /// In a forked child, before it has a second thread: the thread that held the lock is not there.
     ///
     /// # Safety
     /// The calling thread has no guard, there is no other thread, and the holder may be cut off at any moment without
@@ -76,14 +76,14 @@ pub struct Guard<'a, T>(&'a Mutex<T>);
 impl<T> Deref for Guard<'_, T> {
     type Target = T;
     fn deref(&self) -> &T {
-        // SAFETY: the lock is held, so nobody else has a reference.
+        // SAFETY: the lock is held, so there is no other reference.
         unsafe { &*self.0.value.get() }
     }
 }
 
 impl<T> DerefMut for Guard<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: the lock is held, so nobody else has a reference.
+        // SAFETY: the lock is held, so there is no other reference.
         unsafe { &mut *self.0.value.get() }
     }
 }

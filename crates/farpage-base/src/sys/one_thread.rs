@@ -17,7 +17,7 @@ pub struct OneThread(AtomicU32);
 pub struct OneThreadGuard<'a>(&'a OneThread);
 
 impl OneThread {
-    /// Nobody has it.
+    /// No thread has it.
     pub const fn new() -> OneThread {
         OneThread(AtomicU32::new(0))
     }

@@ -73,7 +73,7 @@ pub fn is_of_this_process(dir: RawFd, path: &CStr) -> bool {
     let Ok(file) = (unsafe { syscall(nr::OPENAT, [dir as usize, path.as_ptr() as usize, flags, 0, 0, 0]) }) else {
         return true;
     };
-    // SAFETY: just made, and nobody else's.
+    // SAFETY: just made, with no other owner.
     let file = unsafe { OwnedFd::from_raw_fd(file as RawFd) };
     if fstatfs(&file).is_ok_and(|at| at.f_type != PROC) {
         return false;

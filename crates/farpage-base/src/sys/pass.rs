@@ -21,7 +21,7 @@ use std::mem::MaybeUninit;
 use std::sync::atomic::AtomicU32;
 use std::time::{Duration, Instant};
 
-/// Where somebody listens.
+/// Where a process listens.
 pub type Address = SocketAddrUnix;
 
 /// Descriptors in one message; the kernel takes 253.
@@ -149,7 +149,7 @@ pub fn listening() -> Result<(OwnedFd, SocketAddrUnix), Errno> {
     Ok((socket, address))
 }
 
-/// Sends a descriptor to who listens at `address`, if that is this process.
+/// Sends a descriptor to the process that listens at `address`, if it is this one.
 ///
 /// # Errors
 /// As [`pair`]; `CONNREFUSED`: it is not.

@@ -43,7 +43,7 @@ impl LatencyRequest {
         }
     }
 
-    /// A request that nobody hears.
+    /// A request without effect.
     #[cfg(any(test, feature = "testing"))]
     pub fn to_nowhere() -> LatencyRequest {
         let device = openat(CWD, "/dev/null", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty());

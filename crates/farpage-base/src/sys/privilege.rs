@@ -138,8 +138,8 @@ impl Privileges {
         if self.exceeded() { Err(result.err().unwrap_or(Errno::PERM)) } else { Ok(()) }
     }
 
-    /// Namespaces, then the root directory: the kernel puts whoever enters a mount namespace into that one's. What is
-    /// not allowed is not done: a thread of the program's that is allowed may be where it likes, too.
+    /// Namespaces, then the root directory: the kernel puts a thread that enters a mount namespace into that one's.
+    /// What is not allowed is not done: a thread of the program's that is allowed may be where it likes, too.
     fn enter_places(&self, proc: &Proc) {
         let mut moved = false;
         let own = |name: &str| Path::of(&["thread-self/", name]).map_or((0, 0), |path| place(proc, path.text()));
@@ -149,9 +149,9 @@ impl Privileges {
                 continue;
             }
             if let Some(fd) = self.open(proc, path.text(), OFlags::RDONLY) {
-                // The kernel's workers for io_uring share root and working directory with whom they work for, and
-                // whoever shares them cannot enter a mount namespace. SAFETY: the calling thread gets a copy of its
-                // own.
+                // The kernel's workers for io_uring share root and working directory with the thread that they work
+                // for, and a thread that shares them cannot enter a mount namespace. SAFETY: the calling thread gets a
+                // copy of its own.
                 let _ = unsafe { syscall(nr::UNSHARE, [CLONE_FS, 0, 0, 0, 0, 0]) };
                 // SAFETY: moves the calling thread, which has no memory of its own, to another namespace.
                 let entered = unsafe { syscall(nr::SETNS, [fd.as_raw_fd() as usize, *flag, 0, 0, 0, 0]) };

@@ -7,7 +7,7 @@ use rustix::io::pread;
 use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 use std::time::Duration;
 
-/// `/proc` in the engine's descriptor table. One number, whoever uses it: what is behind it is exchanged when the
+/// `/proc` in the engine's descriptor table. One number for all callers: what is behind it is exchanged when the
 /// program leaves its root directory.
 static HELD: Proc = Proc(AtomicI32::new(-1));
 
@@ -42,7 +42,7 @@ impl Proc {
     /// nothing else.
     ///
     /// # Errors
-    /// As the system calls: only whoever may mount can do that.
+    /// As the system calls: it takes the right to mount.
     pub fn mount() -> Result<Proc, Errno> {
         const CLOEXEC: usize = 1;
         const SET_STRING: usize = 1;
@@ -52,7 +52,7 @@ impl Proc {
             // SAFETY: the strings end with a zero and are alive; a filesystem is made that has no place.
             unsafe { syscall(number as u32, args) }
         };
-        // SAFETY: what the two calls return is new, and nobody else's.
+        // SAFETY: what the two calls return is new, and has no other owner.
         let own = |fd: usize| unsafe { OwnedFd::from_raw_fd(fd as RawFd) };
         let made = own(call(libc::SYS_fsopen, [c"proc".as_ptr().addr(), CLOEXEC, 0, 0, 0, 0])?);
         let number = made.as_raw_fd() as usize;
@@ -105,7 +105,7 @@ impl Proc {
         Proc(AtomicI32::new(fd.into_raw_fd()))
     }
 
-    /// Opens a file of this process that anybody may read, for example `self/statm`.
+    /// Opens a file of this process that every process may read, for example `self/statm`.
     ///
     /// # Errors
     /// As openat.
@@ -123,7 +123,7 @@ impl Proc {
     pub fn private_file(&self, path: &str) -> Result<OwnedFd, Errno> {
         const GET_DUMPABLE: usize = 3;
         const SET_DUMPABLE: usize = 4;
-        // SAFETY: about who may look at the process; touches no memory.
+        // SAFETY: about which processes may look at this one; touches no memory.
         let dumpable = |call, to| unsafe { syscall(nr::PRCTL, [call, to, 0, 0, 0, 0]) };
         let mut file = self.file(path);
         for _ in 0..OPEN_TRIES {
@@ -136,7 +136,7 @@ impl Proc {
             }
             file = self.file(path);
             if says_so {
-                // What it was, or 2, which means as much for whoever is not root and cannot be said.
+                // What it was, or 2, which means the same without root and cannot be set.
                 dumpable(SET_DUMPABLE, 0)?;
             }
         }
@@ -191,7 +191,7 @@ pub fn replace(number: RawFd, other: BorrowedFd<'_>) -> Result<(), Errno> {
     if number < 0 {
         return Err(Errno::BADF);
     }
-    // SAFETY: the number is the engine's, and whoever uses it takes what there is.
+    // SAFETY: the number is the engine's, and its users take what there is.
     unsafe { syscall(nr::DUP3, [other.as_raw_fd() as usize, number as usize, CLOEXEC, 0, 0, 0]) }.map(drop)
 }
 
@@ -439,7 +439,7 @@ pub fn is_running(proc: &Proc, tid: u32) -> bool {
 pub fn waits_to_be_read(proc: &Proc, tid: u32) -> Option<bool> {
     let mut text = [0u8; 64];
     match of_thread(proc, tid, "wchan", &mut text) {
-        // `userfaultfd_event_wait_completion`, or who calls it. Who waits for a page is in `handle_userfault`.
+        // `userfaultfd_event_wait_completion`, or its caller. A thread that waits for a page is in `handle_userfault`.
         Some(n) if n > 1 => Some(text[..n].windows(11).any(|part| part == b"userfaultfd")),
         _ => state(proc, tid).map(|state| state == b'D'),
     }

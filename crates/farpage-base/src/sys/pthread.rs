@@ -47,8 +47,8 @@ pub fn start(name: &str, main: impl FnOnce() + Send + 'static) -> Result<Pthread
         drop(unsafe { Box::from_raw(main) });
         return Err(Errno::from_raw_os_error(error));
     }
-    // By the starter, so that who looks for it by its name finds it at once.
-    // SAFETY: it was not joined, so libc knows it; the name ends with 0.
+    // By the starter, so that it can be found by its name at once. SAFETY: it was not joined, so libc knows it; the
+    // name ends with 0.
     let _ = unsafe { libc::pthread_setname_np(thread, name.as_ptr()) };
     Ok(Pthread(thread))
 }

@@ -64,13 +64,13 @@ const STEP: usize = 32 * PAGE;
 /// each step. How far it came; what is behind is as it was.
 ///
 /// Threads that read meanwhile see the same: one call takes the old pages away and puts the new ones there, and a
-/// thread that comes in between waits for it. Nobody can write there, so nothing is written after it was copied.
+/// thread that comes in between waits for it. No thread can write there, so nothing is written after it was copied.
 ///
 /// # Errors
 /// The kernel could not finish a step that it had begun: nothing is mapped there any more.
 ///
 /// # Safety
-/// `[start, end)` is mapped, may only be read, and nobody changes that between `is_same` and the end of the step.
+/// `[start, end)` is mapped, may only be read, and no thread changes that between `is_same` and the end of the step.
 /// Neither it nor new memory is registered with a userfaultfd.
 pub unsafe fn make_anonymous(start: usize, end: usize, is_same: &dyn Fn(usize) -> bool) -> Result<usize, Errno> {
     let (len, both) = (end - start, ProtFlags::READ | ProtFlags::WRITE);
@@ -195,7 +195,7 @@ mod tests {
                 }
             });
             for _ in 0..20 {
-                // SAFETY: only read, and by nobody unmapped.
+                // SAFETY: only read, and never unmapped.
                 assert_eq!(unsafe { make_anonymous(at, end, &|_| true) }, Ok(end));
             }
             stop.store(true, SeqCst);
@@ -211,7 +211,7 @@ mod tests {
         const PAGES: usize = 100;
         let at = tables(PAGES);
         let end = at + PAGES * PAGE;
-        // SAFETY: only read, and by nobody unmapped.
+        // SAFETY: only read, and never unmapped.
         assert_eq!(unsafe { make_anonymous(at, end, &|now| now < at + STEP) }, Ok(at + STEP));
         assert!(is_right(at, PAGES));
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();

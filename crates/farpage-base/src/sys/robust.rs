@@ -2,7 +2,7 @@
 //!
 //! This is what Linux does for robust mutexes. It walks the thread's list of held mutexes and sets `FUTEX_OWNER_DIED`
 //! in each word that has the thread's id. The list here has one node. The node lies in this process's own memory; only
-//! the word, which is at a fixed distance from it, may be shared: so nobody else can bend the list.
+//! the word, which is at a fixed distance from it, may be shared: so no other process can change the list.
 //!
 //! Caller: the engine's first thread, which lives as long as the process. libc knows nothing of that thread, so the
 //! list is not libc's. No locks.

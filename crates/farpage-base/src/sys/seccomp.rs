@@ -4,8 +4,8 @@
 //! one, in an address space that the confined program can write, would be a way out. So there is one for what the
 //! engine does once it runs: page I/O by descriptors that are open, userfaultfd, futexes, `/proc`. What is refused: to
 //! execute, to make processes, to send signals to others, to trace, to connect to anything but itself, to make or write
-//! files that have a name; and everything nobody thought of. What is left, and a program may have refused to itself: to
-//! open files for reading.
+//! files that have a name; and every call that is not on the list. What stays allowed, even if the program has refused
+//! it to itself: to open files for reading.
 //!
 //! (Not from the start on: a thread with another filter than the program's keeps the program from giving all its
 //! threads one at once, `SECCOMP_FILTER_FLAG_TSYNC`.)
@@ -181,7 +181,7 @@ fn filter(pid: u32) -> Filter {
     for call in FREE {
         filter.allow(*call, &[]);
     }
-    // Files for reading, and those for pages, which nobody can give a name later.
+    // Files for reading, and those for pages, which cannot get a name later.
     const NO_DIRECTORY: u32 = !libc::O_DIRECTORY as u32;
     const CHANGES: u32 =
         (libc::O_ACCMODE | libc::O_CREAT | libc::O_TRUNC) as u32 | libc::O_TMPFILE as u32 & NO_DIRECTORY;

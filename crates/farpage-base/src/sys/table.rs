@@ -13,8 +13,8 @@
 //! The keeper is the pager's first thread: it gets its table by `unshare`, and starts the others, which share it. It
 //! also is the last one: what has to be closed in the table is dropped by it.
 //!
-//! Locks: `copies`, a leaf; `turn`, by whoever waits for the keeper, who takes none meanwhile. All may be taken in a
-//! signal handler, with signals blocked.
+//! Locks: `copies`, a leaf; `turn`, by the thread that waits for the keeper, which takes none meanwhile. All may be
+//! taken in a signal handler, with signals blocked.
 
 use super::futex;
 use super::mutex::Mutex;
@@ -60,7 +60,7 @@ impl Copy {
     /// Closes it, unless the program has: the number may be another file's by now.
     fn close(&self) {
         if self.is_still_there() {
-            // SAFETY: it is the pager's, and whoever used it has ended that.
+            // SAFETY: it is the pager's, and no thread uses it any more.
             unsafe { rustix::io::close(self.fd) };
         }
     }
@@ -68,7 +68,7 @@ impl Copy {
 
 /// Device and inode of what the calling thread's table has under a number.
 fn file_of(fd: RawFd) -> Option<(u64, u64)> {
-    // SAFETY: only asked what it is, which is no harm whoever has it.
+    // SAFETY: only asked what it is, which does no harm to any owner.
     let stat = rustix::fs::fstat(unsafe { BorrowedFd::borrow_raw(fd) }).ok()?;
     Some((stat.st_dev, stat.st_ino))
 }
@@ -81,7 +81,7 @@ pub struct Table {
     copies: Mutex<Vec<Copy>>,
     /// The program's table has not all copies any more.
     lost: AtomicBool,
-    /// Held by whoever asks the keeper.
+    /// Held by the thread that asks the keeper.
     turn: ForkLock,
     /// [`NOTHING`] to [`ANSWERED`].
     asked: AtomicU32,
@@ -308,7 +308,8 @@ impl Table {
             match asked {
                 CALL => {
                     let args = std::array::from_fn(|i| self.what[i + 1].load(Relaxed));
-                    // SAFETY: whoever asks promises that the call is right, and waits for it, as if it had made it.
+                    // SAFETY: the thread that asks promises that the call is right, and waits for it, as if it had made
+                    // it.
                     let result = unsafe { syscall(self.what[0].load(Relaxed) as u32, args) };
                     let answer = result.map_or_else(|e| -(e.raw_os_error() as isize), |n| n as isize);
                     self.answer.store(answer, Relaxed);

@@ -76,7 +76,7 @@ const ERRNO: usize = 1024;
 /// The errno of `clone`.
 ///
 /// # Safety
-/// `stack` is zeroed (or was used only by a thread that is gone), readable and writable, and used by nobody else.
+/// `stack` is zeroed (or was used only by a thread that is gone), readable and writable, and not used elsewhere.
 /// `start.entry` keeps the rules of the module header.
 pub unsafe fn spawn(stack: Stack, start: &Start) -> Result<u32, Errno> {
     let end = stack.base + stack.len;
@@ -298,7 +298,7 @@ pub fn fetch_fd_of_process(fd: RawFd) -> Result<OwnedFd, Errno> {
 fn fetch(id: u32, flags: usize, fd: RawFd) -> Result<OwnedFd, Errno> {
     // SAFETY: makes a descriptor.
     let pidfd = unsafe { syscall(nr::PIDFD_OPEN, [id as usize, flags, 0, 0, 0, 0]) }?;
-    // SAFETY: just made; nobody else owns it.
+    // SAFETY: just made; it has no other owner.
     let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd as RawFd) };
     // SAFETY: makes a descriptor.
     let copy = unsafe { syscall(nr::PIDFD_GETFD, [pidfd.as_raw_fd() as usize, fd as usize, 0, 0, 0, 0]) }?;
@@ -397,7 +397,7 @@ impl ForkLock {
         }
     }
 
-    /// Takes the lock, if nobody has it.
+    /// Takes the lock, if no thread has it.
     pub fn try_lock(&self) -> bool {
         self.0.compare_exchange(0, gettid(), SeqCst, SeqCst).is_ok()
     }

@@ -30,7 +30,7 @@ const UFFDIO_COPY: usize = iowr(0x03, size_of::<k::uffdio_copy>());
 const UFFDIO_ZEROPAGE: usize = iowr(0x04, size_of::<k::uffdio_zeropage>());
 const UFFDIO_CONTINUE: usize = iowr(0x07, size_of::<k::uffdio_continue>());
 const UFFDIO_WRITEPROTECT: usize = iowr(0x06, size_of::<k::uffdio_writeprotect>());
-/// Modes of `UFFDIO_COPY`: wake nobody; the new page is write-protected.
+/// Modes of `UFFDIO_COPY`: wake no thread; the new page is write-protected.
 const COPY_QUIET: u64 = 1;
 const COPY_PROTECTED: u64 = 2;
 const UFFDIO_POISON: usize = iowr(0x08, size_of::<k::uffdio_poison>());
@@ -49,8 +49,8 @@ pub const FEATURES: u64 = (k::UFFD_FEATURE_EVENT_REMOVE
     | k::UFFD_FEATURE_THREAD_ID
     | k::UFFD_FEATURE_MOVE) as u64;
 
-/// Features for memory of the engine that nobody else changes: without events, so that emptying it does not wait for
-/// somebody to read one.
+/// Features for memory that only the engine changes: without events, so that emptying it does not wait until one is
+/// read.
 pub const FEATURES_QUIET: u64 = k::UFFD_FEATURE_MOVE as u64;
 
 /// Why the kernel did not move, copy or register.
@@ -191,7 +191,7 @@ impl std::fmt::Display for OpenError {
             );
         }
         if let (None, None, Some(e)) = (self.inherited, self.device, self.syscall) {
-            // One for user mode only, which nobody but a sandbox refuses.
+            // One for user mode only, which only a sandbox refuses.
             return write!(f, "cannot create a userfaultfd: userfaultfd(2) is refused here: {}", ErrnoText(e));
         }
         f.write_str("cannot create a userfaultfd that also serves system calls: tried")?;
@@ -241,7 +241,7 @@ impl Uffd {
             raw = unsafe { syscall(nr::USERFAULTFD, [flags, 0, 0, 0, 0, 0]) }.map_err(|e| error.syscall = Some(e)).ok();
         }
         let Some(raw) = raw else { return Err(error) };
-        // SAFETY: the kernel just returned this descriptor; nobody else owns it.
+        // SAFETY: the kernel just returned this descriptor; it has no other owner.
         let fd = unsafe { OwnedFd::from_raw_fd(raw as RawFd) };
         let uffd = Uffd::of(fd, pagemap);
         let mut api = k::uffdio_api { api: k::UFFD_API as u64, features, ioctls: 0 };
@@ -263,7 +263,7 @@ impl Uffd {
         // SAFETY: creates a descriptor, touches no memory.
         let raw = unsafe { syscall(nr::USERFAULTFD, [flags, 0, 0, 0, 0, 0]) }
             .map_err(|e| OpenError { syscall: Some(e), ..OpenError::default() })?;
-        // SAFETY: the kernel just returned this descriptor; nobody else owns it.
+        // SAFETY: the kernel just returned this descriptor; it has no other owner.
         let fd = unsafe { OwnedFd::from_raw_fd(raw as RawFd) };
         let uffd = Uffd::of(fd, pagemap);
         let features = (k::UFFD_FEATURE_SIGBUS | k::UFFD_FEATURE_MOVE) as u64;
@@ -336,7 +336,7 @@ impl Uffd {
     }
 
     /// Write-protects the present pages of `[start, start + len)`, or ends that. One flush of other CPUs' translations
-    /// for the whole range. Wakes nobody.
+    /// for the whole range. Wakes no thread.
     ///
     /// # Errors
     /// As the kernel's.
@@ -344,7 +344,7 @@ impl Uffd {
         let range = k::uffdio_range { start: start as u64, len: len as u64 };
         // Protect; or: do not wake.
         let mut arg = k::uffdio_writeprotect { range, mode: if on { 1 } else { 2 } };
-        // SAFETY: changes who hears of a write, not what is in memory.
+        // SAFETY: changes whether a write is reported, not what is in memory.
         Ok(unsafe { self.ioctl(UFFDIO_WRITEPROTECT, &mut arg) }?)
     }
 
@@ -358,9 +358,9 @@ impl Uffd {
         Ok(unsafe { self.ioctl(UFFDIO_UNREGISTER, &mut arg) }?)
     }
 
-    /// Moves `len` bytes of pages from `src` to `dst`, where no pages are, and wakes who waits for `dst` (unless
-    /// `quiet`: then [`Uffd::wake`] is to be called). Returns the bytes moved, and why it stopped if that is less than
-    /// `len`.
+    /// Moves `len` bytes of pages from `src` to `dst`, where no pages are, and wakes the threads that wait for `dst`
+    /// (unless `quiet`: then [`Uffd::wake`] is to be called). Returns the bytes moved, and why it stopped if that is
+    /// less than `len`.
     ///
     /// The kernel's own count may be too low. Since Linux 6.18 (`move_pages` in mm/userfaultfd.c, when it began to move
     /// several pages at a time) a page table entry that changes under its eyes, for instance because reclaim, DAMON or
@@ -369,8 +369,8 @@ impl Uffd {
     /// writing `clear_refs`. So what a short count leaves open is looked up.
     ///
     /// # Safety
-    /// `dst` and `src` are page aligned; no Rust reference points into either range. Nobody else fills or empties one
-    /// of the two ranges (it is the caller's, as frames are).
+    /// `dst` and `src` are page aligned; no Rust reference points into either range. No other thread fills or empties
+    /// one of the two ranges (it is the caller's, as frames are).
     pub unsafe fn move_pages(&self, dst: usize, src: usize, len: usize, quiet: bool) -> (usize, Result<(), UffdError>) {
         let mut arg =
             k::uffdio_move { dst: dst as u64, src: src as u64, len: len as u64, mode: u64::from(quiet), move_: 0 };
@@ -388,9 +388,8 @@ impl Uffd {
         (moved + more, if moved + more == len { Ok(()) } else { result })
     }
 
-    /// Copies `len` bytes of pages from `src` into new pages at `dst`, where none are, and wakes who waits for `dst`
-    /// (unless `quiet`).
-    /// Returns the bytes copied, and why it stopped if that is less than `len`.
+    /// Copies `len` bytes of pages from `src` into new pages at `dst`, where none are, and wakes the threads that wait
+    /// for `dst` (unless `quiet`). Returns the bytes copied, and why it stopped if that is less than `len`.
     ///
     /// # Safety
     /// As [`Uffd::move_pages`]; `src` is readable and not managed memory.
@@ -399,7 +398,7 @@ impl Uffd {
         unsafe { self.copy(dst, src, len, if quiet { COPY_QUIET } else { 0 }) }
     }
 
-    /// As [`Uffd::copy_pages`]; the new pages are write-protected from the start; wakes nobody.
+    /// As [`Uffd::copy_pages`]; the new pages are write-protected from the start; wakes no thread.
     ///
     /// # Safety
     /// As there; `dst` is registered for write protection.
@@ -417,15 +416,15 @@ impl Uffd {
         progress(result, arg.copy, len)
     }
 
-    /// Makes the absent page at `page` one that cannot be read: every access to it is a SIGBUS, a system
-    /// call on it fails with EFAULT, until it is discarded or unmapped. Wakes who waits for it (unless `quiet`).
+    /// Makes the absent page at `page` one that cannot be read: every access to it is a SIGBUS, a system call on it
+    /// fails with EFAULT, until it is discarded or unmapped. Wakes the threads that wait for it (unless `quiet`).
     ///
     /// # Errors
     /// As [`Uffd::copy_pages`]; `Incompatible`: a kernel before 6.6.
     pub fn poison(&self, page: usize, quiet: bool) -> Result<(), UffdError> {
         let range = k::uffdio_range { start: page as u64, len: PAGE_SIZE as u64 };
         let mut arg = k::uffdio_poison { range, mode: u64::from(quiet), updated: 0 };
-        // SAFETY: only an absent page is changed, to one that nobody can read; no reference points to either.
+        // SAFETY: only an absent page is changed, to one that cannot be read; no reference points to either.
         Ok(unsafe { self.ioctl(UFFDIO_POISON, &mut arg) }?)
     }
 
@@ -445,8 +444,8 @@ impl Uffd {
         matches!(unsafe { self.ioctl(UFFDIO_ZEROPAGE, &mut arg) }, Err(Errno::AGAIN))
     }
 
-    /// Whether the anonymous memory at `page` is registered (by any userfaultfd); `None`: as [`Uffd::is_changing`]. What
-    /// is asked for here is for shared memory only, and the kernel says so of memory that is registered.
+    /// Whether the anonymous memory at `page` is registered (by any userfaultfd); `None`: as [`Uffd::is_changing`].
+    /// What is asked for here is for shared memory only, and the kernel says so of memory that is registered.
     pub fn is_registered(&self, page: usize) -> Option<bool> {
         let range = k::uffdio_range { start: page as u64, len: PAGE_SIZE as u64 };
         let mut arg = k::uffdio_continue { range, mode: 0, mapped: 0 };
@@ -496,8 +495,8 @@ impl Uffd {
     }
 }
 
-/// Bytes from the start of both ranges whose pages are at `dst` and no longer at `src`: moved, whatever was said. A
-/// page that the kernel has swapped out is where its entry is (`mincore` would call it absent).
+/// Bytes from the start of both ranges whose pages are at `dst` and no longer at `src`: moved, whatever the kernel
+/// reported. A page that the kernel has swapped out is where its entry is (`mincore` would call it absent).
 fn moved_uncounted(pagemap: &Fd, dst: usize, src: usize, len: usize) -> usize {
     let mut there = 0;
     let mut all = |start, end| {

@@ -2,8 +2,8 @@
 //! memory, and of each the kernel makes another one for the memory of every forked child (`UFFD_FEATURE_EVENT_FORK`).
 //! The process cannot make any.
 //!
-//! Who reads the message of a fork has the child's; until then the fork waits. Callers: `farpage attach`, as root;
-//! `farpage_run::shared::given_uffds`. No locks.
+//! The thread that reads the message of a fork gets the child's; until then the fork waits. Callers: `farpage attach`,
+//! as root; `farpage_run::shared::given_uffds`. No locks.
 
 use super::{COPY_QUIET, FEATURES, FEATURES_QUIET, UFFDIO_API, UFFDIO_COPY, UFFDIO_UNREGISTER, Uffd};
 use crate::sys::fd::Fd;
