@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 /// Codec states of each kind, shared by CPUs where there are more: more threads than this at a time wait.
 const STATES: usize = 8;
 const ZSTD_LEVEL: i32 = 1;
-/// For pages that nobody waits for.
+/// For pages that no thread waits for.
 const DENSE_LEVEL: i32 = 5;
 
 /// Of so many pages, one is compressed in both ways, and the better one is for those that follow. Pages leave with

@@ -70,7 +70,7 @@ impl Cipher {
     /// Overwrites the key, and asks nothing more of the kernel for its page.
     fn wipe(&mut self) {
         for byte in &mut self.0.0 {
-            // SAFETY: a byte of our own. Volatile, or it would be left out: nobody reads it again.
+            // SAFETY: a byte of our own. Volatile, or it would be left out: the byte is not read again.
             unsafe { std::ptr::from_mut(byte).write_volatile(0) };
         }
         let at = std::ptr::from_mut(&mut *self.0).cast();

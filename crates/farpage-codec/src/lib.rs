@@ -1,5 +1,5 @@
-//! What a page becomes on its way to a device, and back: compressed ([`codec`]), encrypted ([`crypt`]), and known again by
-//! its hash ([`page_hash`]).
+//! What a page becomes on its way to a device, and back: compressed ([`codec`]), encrypted ([`crypt`]), and known again
+//! by its hash ([`page_hash`]).
 
 pub mod codec;
 pub mod crypt;
