@@ -230,7 +230,7 @@ fields! {
         hot_bytes = MEMORY,
         /// Pages in the swap cache: taken out of the program, still in RAM.
         cached_bytes = MEMORY,
-        /// Frames that nobody needs: to read ahead into, or on their way back to the kernel.
+        /// Frames not in use: to read ahead into, or on their way back to the kernel.
         free_frames_bytes = MEMORY,
         /// Pages whose only copy is on a swap device.
         swapped_bytes = MEMORY.brief(),

@@ -1,6 +1,6 @@
 //! Where a server is: `HOST[:PORT]`, an IPv6 address in brackets, or the path of a Unix socket.
 //!
-//! A name is looked up by whoever starts the engine ([`ServerAddress::resolve`]: the launcher, or the thread that makes a
+//! A name is looked up before the engine starts ([`ServerAddress::resolve`], by the launcher or the thread that makes a
 //! pager), never by the engine: looking up goes by libc, which wants its heap and its threads' storage. The engine is
 //! given numbers ([`ServerAddress::endpoint`]).
 //!
@@ -108,7 +108,7 @@ impl ServerAddress {
     /// Everything that the name stands for, each as numbers. Looks it up by libc: not for the engine's threads.
     ///
     /// # Errors
-    /// Nobody knows the name.
+    /// The name is not known.
     pub fn resolve(&self) -> Result<Vec<ServerAddress>, ServerSpecError> {
         let ServerAddress::Tcp { host, port } = self else { return Ok(vec![self.clone()]) };
         if self.endpoint().is_some() {
@@ -128,7 +128,7 @@ impl ServerAddress {
     /// The address by which the server can be connected to, as numbers. Not for the engine's threads.
     ///
     /// # Errors
-    /// Nobody knows the name, or none of its addresses answers.
+    /// The name is not known, or none of its addresses answers.
     pub fn by_number(&self) -> Result<ServerAddress, ServerSpecError> {
         let all = self.resolve()?;
         if all.len() == 1 {

@@ -36,7 +36,7 @@ pub enum PasswordFrom {
 pub struct RedisSpec {
     /// Where it is.
     pub address: ServerAddress,
-    /// Who we are there; `None`: the default user.
+    /// The user's name there; `None`: the default user.
     pub user: Option<String>,
     /// Number of the database.
     pub database: u32,
@@ -108,7 +108,7 @@ impl RedisSpec {
         Some(Ok(()))
     }
 
-    /// Whose pages this process's are, for people who look at the server, and for [`RedisSpec::owns`].
+    /// The owner of this process's pages, as people read it on the server, and for [`RedisSpec::owns`].
     pub fn owner(&self) -> String {
         let (uname, pid) = (rustix::system::uname(), rustix::process::getpid().as_raw_nonzero());
         let tag = self.tag.map(|tag| format!(" {tag:x}")).unwrap_or_default();

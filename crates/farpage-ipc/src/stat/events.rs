@@ -1,5 +1,5 @@
-//! The last events of an engine: what it did to which pages, when. For whoever looks at one that hangs, and for
-//! [`fatal`](farpage_base::sys::message::fatal), which has the last ones said.
+//! The last events of an engine: what it did to which pages, when. For people who look at one that hangs, and for
+//! [`fatal`](farpage_base::sys::message::fatal), which prints the last ones.
 //!
 //! A ring in the statistics page. Writing is a look at the clock and three stores: no lock, no allocation, any thread.
 //! An event that is being overwritten while it is read is left out.

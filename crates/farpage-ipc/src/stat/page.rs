@@ -1,8 +1,9 @@
-//! Where a [`Stat`] lies: a memfd, mapped by who counts in it. Here the engine's; a pager's is in `region::stat`.
+//! Where a [`Stat`] lies: a memfd, mapped by the process that counts in it. Here the engine's; a pager's is in
+//! `region::stat`.
 //!
-//! Whoever may look at the process can open the memfd, also for writing. So it is sealed before it is mapped: nobody
-//! can make it shorter, which would end the program by SIGBUS where it counts next. A descriptor that comes from
-//! elsewhere is mapped only if it is sealed like that.
+//! A process that may look at this one can open the memfd, also for writing. So it is sealed before it is mapped: no
+//! process can make it shorter, which would end the program by SIGBUS where it counts next. A descriptor that comes
+//! from elsewhere is mapped only if it is sealed like that.
 //!
 //! Called by the initialiser, by the engine at its start, and after forks. No lock: one thread does this.
 
@@ -24,7 +25,7 @@ static DESCRIPTOR: AtomicI32 = AtomicI32::new(-1);
 static FROM_LAUNCHER: AtomicBool = AtomicBool::new(false);
 /// The launcher's page's file.
 static INODE: AtomicU64 = AtomicU64::new(0);
-/// Where counters go if there is no memory for a page of their own: they count, but nobody sees them.
+/// Where counters go if there is no memory for a page of their own: they count, but no other process sees them.
 static NOWHERE: [AtomicU64; STAT_BYTES / 8] = [const { AtomicU64::new(0) }; STAT_BYTES / 8];
 
 impl StatPage {
@@ -33,7 +34,7 @@ impl StatPage {
         let given = std::env::var(crate::conf::ENV_STAT_FD).ok()?;
         let (fd, pid) = given.split_once(':')?;
         let (fd, pid) = (fd.parse::<RawFd>().ok()?, pid.parse::<u32>().ok()?);
-        // SAFETY: only asked what it is, and mapped if it is a page, which is no harm whoever has it.
+        // SAFETY: only asked what it is, and mapped if it is a page, which does no harm to any owner.
         let page = unsafe { BorrowedFd::borrow_raw(fd) };
         // The program may have closed it before an exec, and the number is another file's by now.
         let stat = if pid == std::process::id() && is_page(page) { map(page) } else { None }?;
@@ -67,7 +68,7 @@ impl StatPage {
         stat
     }
 
-    /// Says whose page it is.
+    /// Says which process's page it is.
     pub fn begin(stat: &Stat, budget_bytes: u64) {
         stat.budget_bytes.store(budget_bytes, Relaxed);
         stat.pid.store(u64::from(std::process::id()), Relaxed);
@@ -88,7 +89,7 @@ impl StatPage {
         match new_memfd() {
             Ok(fd) => {
                 // SAFETY: replaces the mapping of the same size that holds the parent's page; atomics only, so other
-                // content is no surprise to anybody.
+                // content breaks no rule.
                 if unsafe { mmap(at, STAT_BYTES, RW, flags | MapFlags::SHARED, &fd, 0) }.is_ok() {
                     complete(&fd);
                     DESCRIPTOR.store(fd.into_raw_fd(), Relaxed);
@@ -123,7 +124,7 @@ fn map(fd: BorrowedFd<'_>) -> Option<&'static Stat> {
     Some(unsafe { &*at.cast::<Stat>() })
 }
 
-/// How a page is mapped by who counts in it.
+/// How a page is mapped by the process that counts in it.
 pub const RW: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 
 /// A page keeps its size.
@@ -142,9 +143,9 @@ pub fn new_memfd() -> Result<OwnedFd, Errno> {
     Ok(fd)
 }
 
-/// The page has all mappings that are to write it: nobody else can, and nobody can seal it further.
+/// The page has all mappings that are to write it: no other can be made, and it cannot be sealed further.
 pub fn complete(fd: &OwnedFd) {
-    // Where it is refused, the page can be changed by who may read it, and by nobody else.
+    // Where it is refused, the page can be changed by a process that may read it, and by no other.
     let _ = fcntl_add_seals(fd, SealFlags::FUTURE_WRITE | SealFlags::SEAL);
 }
 

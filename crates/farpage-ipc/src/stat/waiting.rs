@@ -9,7 +9,7 @@ use std::time::Duration;
 /// What to do where no device had room: pages that were to go stayed.
 pub const FULL: &str = "the swap devices were full: more --swap keeps it within its budget";
 
-/// Who waited for more than this part of its time did little else.
+/// A program that waited for more than this part of its time did little else.
 const MOST: f64 = 0.5;
 
 /// For how long a program waited for memory, of all its threads together.
@@ -55,7 +55,7 @@ impl Waiting {
         (of_files > major / 2).then(|| format!("{percent:.0}% of major faults waited for files"))
     }
 
-    /// What to do about it, where it was most of the time; after the name of who waited.
+    /// What to do about it, where it was most of the time; after the name of the program that waited.
     pub fn advice(&self) -> Option<String> {
         let waited = (self.share > MOST).then_some("waited for most of its time, ");
         if self.full {

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering::SeqCst;
 /// Areas of an export at most.
 pub const AREAS_MAX: usize = 1024;
 
-/// Who has each area; 0: nobody.
+/// The owner of each area; 0: none.
 pub type Owners = [AtomicU64; AREAS_MAX];
 
 /// Exports of a tree at most.

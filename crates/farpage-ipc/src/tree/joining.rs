@@ -8,7 +8,7 @@ use farpage_base::sys::clock::now_us;
 use rustix::fd::BorrowedFd;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// Those who ended without a word are looked for at least so often, where processes are started. Microseconds.
+/// Processes that ended without a word are looked for at least so often, where processes are started. Microseconds.
 const SWEEP_US: u64 = 1_000_000;
 
 /// Maps the segment that this process inherited, and takes a place in it. Called once, by the initialiser. False: there
@@ -20,7 +20,8 @@ pub fn join() -> bool {
     SEGMENT.store(std::ptr::from_ref(segment).cast_mut(), SeqCst);
     let pid = std::process::id();
     let namespace = own_namespace();
-    // Another program was here before, or a parent has announced this one. Unless somebody has just found it gone.
+    // Another program was here before, or a parent has announced this one. Unless another process has just found it
+    // gone.
     let is_before = |m: &Member| m.is(pid, namespace) && m.claim.hand_over(m.claim.owner.load(SeqCst), pid);
     let before = segment.places().position(is_before);
     if let Some(place) = before {
@@ -45,7 +46,7 @@ pub fn fork_child() -> bool {
     settle_at(place, pid)
 }
 
-/// Takes a free place. A shell's children end without a word, and perhaps nobody has an engine to look for them.
+/// Takes a free place. A shell's children end without a word, and perhaps no process has an engine to look for them.
 fn take(segment: &Segment, pid: u32, namespace: u64) -> Option<usize> {
     if now_us().abs_diff(segment.header.swept_us.load(SeqCst)) > SWEEP_US {
         strangers::look_after(segment);

@@ -1,16 +1,17 @@
 //! The processes of a tree that had most memory, also when they have ended: for the report at the end.
 //!
-//! A few places, each with a peak. Who has more than the smallest of them takes that place. Two that do so at once may
-//! lose one entry; nothing depends on it.
+//! A few places, each with a peak. A process that has more than the smallest of them takes that place. Two that do so
+//! at once may lose one entry; nothing depends on it.
 //!
-//! Callers: monitors at their looks, dormant processes, who looks after strangers. No locks; nothing is allocated.
+//! Callers: monitors at their looks, dormant processes, the process that looks after strangers. No locks; nothing is
+//! allocated.
 
 use farpage_base::sys::proc::name_of;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 /// How many are remembered.
 const PLACES: usize = 8;
-/// Who has less, pages, is not remembered: most processes of a tree live for a moment.
+/// A process with less, in pages, is not remembered: most processes of a tree live for a moment.
 const LEAST: u64 = 512;
 
 /// A process that had much.

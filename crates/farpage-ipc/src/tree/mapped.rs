@@ -32,7 +32,7 @@ impl Deref for MappedSegment {
 
 impl Drop for MappedSegment {
     fn drop(&mut self) {
-        // SAFETY: a mapping of this size, of which nobody else knows: `open` made it.
+        // SAFETY: a mapping of this size, which is not used elsewhere: `open` made it.
         let _ = unsafe { munmap(self.0.as_ptr().cast(), size_of::<Segment>()) };
     }
 }

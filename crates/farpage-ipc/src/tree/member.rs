@@ -1,13 +1,13 @@
 //! A member of a tree: what a process says of itself, in its place in the segment.
 //!
-//! Callers: [`super`], and whoever looks at the places. No locks.
+//! Callers: [`super`], and what looks at the places. No locks.
 
 use farpage_base::sys::clock::now_us;
 use farpage_base::sys::futex;
 use farpage_swap::claims::Claim;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 
-/// Who has not looked for so long is stopped, or waits for a CPU: nobody counts on it. Microseconds.
+/// A member that has not looked for so long is stopped, or waits for a CPU: no other counts on it. Microseconds.
 const ABSENT_US: u64 = 300_000;
 /// How long room for a child is kept after the fork at most, until it has claimed it. Microseconds.
 pub(super) const CHILD_CLAIMS_US: u64 = 20_000;
@@ -127,7 +127,7 @@ pub struct Member {
     pub looked_us: AtomicU64,
     /// Pages that it needs to get on, while it reads pages again that it had before; else 0.
     pub need: ClampedPages,
-    /// Who has waited longest comes first: since when it waits for its turn.
+    /// Since when it waits for its turn: the member that has waited longest comes first.
     pub turn_us: AtomicU64,
     /// Until then it keeps [`CHILD`] free for a child that it forks, microseconds.
     pub for_child_until_us: AtomicU64,
@@ -174,7 +174,7 @@ impl Member {
         has_engine && now_us.saturating_sub(self.looked_us.load(Relaxed)) < ABSENT_US
     }
 
-    /// Nobody looks in process `pid` any more, and it goes on: others look what it has.
+    /// Process `pid` has no thread that looks any more, and goes on: others look how much it has.
     pub fn is_left_to_others(&self, pid: u32) {
         self.claim.owner.store(pid, SeqCst);
         self.says_nothing();

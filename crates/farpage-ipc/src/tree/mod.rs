@@ -2,7 +2,7 @@
 //!
 //! The launcher makes a *segment*, a memfd of fixed size that every process of the tree inherits and maps. Each process
 //! that has the library is a *member* with a place in it; what it may hold is its claim ([`farpage_swap::claims`]).
-//! Nobody serves and nobody locks: members read what the others say of themselves, and decide alike.
+//! There is no server and no lock: members read what the others say of themselves, and decide alike.
 //!
 //! | file | what |
 //! | --- | --- |
@@ -15,9 +15,10 @@
 //! | [`largest`] | the processes that had most, also when they have ended |
 //! | [`mapped`] | a segment of others, mapped for a while |
 //!
-//! Whoever can read a process can read its segment, and each member can write all of it, at any moment. So the size is
-//! sealed, every number that is read is clamped ([`ClampedPages`]), and there is no pointer in it: a member that lies
-//! can take memory or refuse to give it, as it could without, and make others slow; it cannot crash or read another.
+//! A process that can read another can read its segment, and each member can write all of it, at any moment. So the
+//! size is sealed, every number that is read is clamped ([`ClampedPages`]), and there is no pointer in it: a member
+//! that lies can take memory or refuse to give it, as it could without, and make others slow; it cannot crash or read
+//! another.
 //!
 //! Callers: `run`, which makes its budget of what it gets here; the command. No locks. In this process there is one
 //! segment, mapped for good, and one place ([`mine`]).
@@ -77,7 +78,7 @@ pub struct Header {
     used_places: AtomicU32,
     /// Warnings that were given, a bit each.
     said: AtomicU32,
-    /// When somebody last looked after those who cannot do so themselves, microseconds.
+    /// When a member last looked after processes that cannot do so themselves, microseconds.
     swept_us: AtomicU64,
     /// The largest sum that was seen.
     pub peak: ClampedPages,
@@ -95,7 +96,7 @@ pub struct Header {
     pub largest: Largest,
     /// What all have counted.
     pub sums: Sums,
-    /// Who made it, and becomes the first program, unless it stays as that one's parent.
+    /// The process that made it, and becomes the first program, unless it stays as that one's parent.
     maker: AtomicU32,
 }
 
@@ -122,7 +123,7 @@ const SIZE_SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 static SEGMENT: AtomicPtr<Segment> = AtomicPtr::new(std::ptr::null_mut());
 /// This process's place, plus one.
 static MINE: AtomicU32 = AtomicU32::new(0);
-/// Whose place that is: a child that shares this memory (`vfork`) has none.
+/// The process that has that place: a child that shares this memory (`vfork`) has none.
 static HOME: AtomicU32 = AtomicU32::new(0);
 
 /// A tree without a budget for all.
@@ -165,7 +166,7 @@ pub fn nest(outer: &Segment, bytes: u64) -> u64 {
     let mine = outer.living().find(|m| m.is(pid, namespace));
     let mine = mine.or_else(|| outer.take(pid, pid, namespace, MemberKind::Nested).map(|place| &outer.members[place]));
     let Some(mine) = mine else { return bytes };
-    // First: from here on nobody but this function changes the claim.
+    // First: from here on only this function changes the claim.
     mine.set_kind(MemberKind::Nested);
     let (has, page) = (mine.claim.held(), PAGE_SIZE as u64);
     let want = (bytes / page).saturating_sub(has);
@@ -182,7 +183,7 @@ pub fn is_in_nest(outer: &Segment) {
     });
 }
 
-/// A segment of another process, mapped for good. By the launcher; who only looks at it uses [`mapped`].
+/// A segment of another process, mapped for good. By the launcher; a command that only looks at it uses [`mapped`].
 ///
 /// # Errors
 /// `INVAL`: it is none. Else as mmap.
@@ -273,8 +274,8 @@ pub fn mine() -> Option<&'static Member> {
     place().filter(|_| HOME.load(SeqCst) == std::process::id())
 }
 
-/// The place that was this process's, or that of the process that it was forked from. By who knows which: engine
-/// threads, which a child of `vfork` does not have, and a forked child before [`joining::fork_child`].
+/// The place that was this process's, or that of the process that it was forked from. By callers that know which:
+/// engine threads, which a child of `vfork` does not have, and a forked child before [`joining::fork_child`].
 pub fn place() -> Option<&'static Member> {
     let place = MINE.load(SeqCst).checked_sub(1)?;
     segment().and_then(|segment| segment.members.get(place as usize))
@@ -347,7 +348,7 @@ impl Segment {
         None
     }
 
-    /// A member of this process that is nobody's, for tests.
+    /// A member of this process that no thread uses, for tests.
     #[cfg(any(test, feature = "testing"))]
     pub fn member_for_test(&self, pid: u32) -> &Member {
         &self.members[self.take(pid, pid, 1, MemberKind::Managed).unwrap()]
@@ -406,7 +407,7 @@ impl Segment {
         granted
     }
 
-    /// Pages that nobody claims.
+    /// Pages that no member claims.
     pub fn free(&self) -> u64 {
         self.budget().saturating_sub(self.claimed())
     }

@@ -1,9 +1,10 @@
-//! Processes of the tree that have no library: static programs, those with more rights than who started them. They
-//! count, and give nothing. And what was left behind by members that could not say that they end.
+//! Processes of the tree that have no library: static programs, those with more rights than the process that started
+//! them. They count, and give nothing. And what was left behind by members that could not say that they end.
 //!
 //! A process that is about to become another program says so ([`leaving`], [`announce`]). If the program has the
-//! library, it takes that place over. If nobody has after [`SILENT_US`] and the process is still there, or the program
-//! is known to have none, it is a stranger: whoever looks reads what it has, and claims it on its behalf.
+//! library, it takes that place over. If that has not happened after [`SILENT_US`] and the process is still there, or
+//! the program is known to have none, it is a stranger: a process that looks reads what it has, and claims it on its
+//! behalf.
 //!
 //! Monitors look. Where no process of the tree has one, a process that waits for its children gets one ([`watch`]). A
 //! process that was started by a system call instruction has said nothing: the monitor of its parent finds it
@@ -95,7 +96,7 @@ fn becomes(loads: bool) -> MemberKind {
     if loads { MemberKind::Leaving } else { MemberKind::Stranger }
 }
 
-/// Who looks after the strangers among a tree's processes, and whether there may be more soon.
+/// Which process looks after the strangers of a tree, and whether there may be more soon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Watch {
     /// There are none, or a process looks after them.
@@ -146,28 +147,28 @@ pub struct StrangersTotal {
     pub pages: u64,
     /// The largest one's process id.
     pub largest: u32,
-    /// They have had much for a while: not just somebody who takes long to become another program.
+    /// They have had much for a while: not just a process that takes long to become another program.
     pub much: bool,
 }
 
-/// Whether there is somebody who cannot look after itself, and `mine` is the first who could.
+/// Whether there is a process that cannot look after itself, and `mine` is the first that could.
 pub fn are_left_to(segment: &Segment, mine: &Member) -> bool {
     let now = now_us();
     let cannot = |m: &Member| matches!(m.kind(), MemberKind::Leaving | MemberKind::Stranger);
     segment.living().any(cannot) && segment.living().find(|m| m.is_looking(now)).is_some_and(|m| std::ptr::eq(m, mine))
 }
 
-/// A program is about to be started in its place: if those who look rest, one is to look soon.
+/// A program is about to be started in its place: if the processes that look rest, one is to look soon.
 fn wake_first(segment: &Segment) {
     let now = now_us();
     let first = segment.living().find(|m| m.is_looking(now));
     first.filter(|m| m.looked_us.load(Relaxed) > now).into_iter().for_each(Member::ring);
 }
 
-/// Looks after those who cannot do so themselves. `None`: somebody has just done it.
+/// Looks after processes that cannot do so themselves. `None`: another process has just done it.
 pub fn look_after(segment: &Segment) -> Option<StrangersTotal> {
     let (now, last) = (now_us(), segment.header.swept_us.load(SeqCst));
-    // (A time that is yet to come nobody has looked at.)
+    // (A time in the future is no time of a look.)
     if last <= now && now - last < LOOK_US {
         return None;
     }
