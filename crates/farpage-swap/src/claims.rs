@@ -10,13 +10,13 @@
 //! ```
 //! Of two that do so at once, the later publication in the order of all these operations is seen by its own look
 //! together with the earlier one, so the sum of what is *granted* never passes the limit. Both may get less than there
-//! is; they ask again. A member that is killed or stopped anywhere in this leaves a word behind, and nobody waits for
-//! it.
+//! is; they ask again. A member that is killed or stopped anywhere in this leaves a word behind, and no member waits
+//! for it.
 //!
-//! Whose word it is: a place has an *owner* (the id of a thread; the kernel sets [`DIED`] in it when that thread ends)
-//! and an *epoch*, one more with each owner. A claim has its epoch in the same word, and counts nothing in another one:
-//! else the next owner would have the last one's claim for a moment. What the dead had is given back by the kernel
-//! after it has marked the place, so it counts on for a while and fades ([`FADE_PAGES_US`]).
+//! Which member's word it is: a place has an *owner* (the id of a thread; the kernel sets [`DIED`] in it when that
+//! thread ends) and an *epoch*, one more with each owner. A claim has its epoch in the same word, and counts nothing in
+//! another one: else the next owner would have the last one's claim for a moment. What the dead had is given back by
+//! the kernel after it has marked the place, so it counts on for a while and fades ([`FADE_PAGES_US`]).
 //!
 //! Memory that a hostile member can write: every number is clamped where it is read, and there is nothing else.
 //!
@@ -37,16 +37,16 @@ const FADE_PAGES_US: u64 = 1;
 #[repr(C)]
 #[derive(Debug)]
 pub struct Claim {
-    /// 0: nobody's. The kernel writes here when the owner's thread ends.
+    /// 0: none. The kernel writes here when the owner's thread ends.
     pub owner: AtomicU32,
     epoch: AtomicU32,
     word: AtomicU64,
-    /// When somebody first saw that the owner has died, microseconds of a clock that all share; 0: nobody has.
+    /// When a member first saw that the owner has died, microseconds of a clock that all share; 0: none has.
     died_us: AtomicU64,
 }
 
 impl Claim {
-    /// Nobody's.
+    /// Without an owner.
     #[allow(clippy::new_without_default, reason = "places lie in memory that is all zero")]
     pub fn new() -> Claim {
         Claim {
@@ -57,7 +57,7 @@ impl Claim {
         }
     }
 
-    /// Takes the place for `owner` (not 0, without [`DIED`]) if it is nobody's, or if its owner has died and all that
+    /// Takes the place for `owner` (not 0, without [`DIED`]) if it has no owner, or if its owner has died and all that
     /// it had has faded. The new claim is 0.
     pub fn take(&self, owner: u32, now_us: u64) -> bool {
         let before = self.owner.load(SeqCst);
@@ -71,7 +71,7 @@ impl Claim {
         true
     }
 
-    /// The caller, who owns the place or takes over what was its own before an exec, begins anew with nothing.
+    /// The caller, which owns the place or takes over what was its own before an exec, begins anew with nothing.
     pub fn begin(&self) {
         let epoch = self.epoch.load(SeqCst).wrapping_add(1) & EPOCHS;
         self.epoch.store(epoch, SeqCst);
@@ -94,7 +94,7 @@ impl Claim {
         from & DIED == 0 && self.owner.compare_exchange(from, to, SeqCst, SeqCst).is_ok()
     }
 
-    /// Whether somebody owns the place and lives.
+    /// Whether the place has an owner that lives.
     pub fn is_live(&self) -> bool {
         let owner = self.owner.load(SeqCst);
         owner != 0 && owner & DIED == 0
@@ -120,7 +120,7 @@ impl Claim {
             return pages;
         }
         let _ = self.died_us.compare_exchange(0, now_us.max(1), SeqCst, SeqCst);
-        // Whoever writes nonsense there makes its own pages count shorter or longer.
+        // A member that writes nonsense there makes its own pages count shorter or longer.
         let gone = now_us.saturating_sub(self.died_us.load(SeqCst)).saturating_mul(FADE_PAGES_US);
         pages.saturating_sub(gone)
     }
@@ -135,7 +135,7 @@ impl Claim {
         self.change(|now| now.saturating_sub(pages));
     }
 
-    /// The claim is so many pages, whatever the others have. Owner, or who speaks for it.
+    /// The claim is so many pages, whatever the others have. By the owner, or the process that speaks for it.
     pub fn set(&self, pages: u64) {
         self.change(|_| pages.min(PAGES));
     }
@@ -277,7 +277,7 @@ mod tests {
                     prop_assert!(!alive[i] || claim.pages(now) == held[i]);
                 }
             }
-            // Nobody cleans up: with all dead, everything is there again after a while.
+            // Nothing cleans up: with all dead, everything is there again after a while.
             all.iter().for_each(|claim| _ = claim.owner.fetch_or(DIED, SeqCst));
             total(all.iter(), LIMIT, now);
             prop_assert_eq!(total(all.iter(), LIMIT, now + 2 * LIMIT), 0);
@@ -330,7 +330,7 @@ mod loom_tests {
         });
     }
 
-    /// A dead member's place is taken while somebody adds up: the sum is never less than what is held.
+    /// A dead member's place is taken while another adds up: the sum is never less than what is held.
     #[test]
     fn a_place_is_taken_over_while_another_claims() {
         loom::model(|| {

@@ -12,7 +12,7 @@
 //! | [`sim`] | policies under page traces |
 //! | [`readahead`] | how many pages to bring in around a fault |
 //! | [`pool_share`] | how memory is divided between pages and their compressed copies |
-//! | [`clean_slots`], [`fading_ratio`], [`score`] | whether a copy of a page that came in is worth keeping; what decides such things |
+//! | [`clean_slots`], [`fading_ratio`], [`score`] | whether the copy of a page that came in is kept; what decides it |
 //! | [`watermarks`] | how much room is made ahead |
 //! | [`tuning`] | the feedback controllers, all of them |
 //! | [`split`] | work that its owner and a helper do together |

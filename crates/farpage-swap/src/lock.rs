@@ -1,4 +1,4 @@
-//! Locks that can say who takes them, how often they wait, and for how long.
+//! Locks that can say where they are taken, how often a thread waits for them, and for how long.
 //!
 //! A [`Lock`] is a mutex whose every acquisition names a [`Site`]. What is done with that is up to its [`Meter`], a
 //! type parameter: `()` does nothing and compiles to the bare mutex, so that one program can have both the engine's

@@ -9,9 +9,9 @@
 //! moves in steps towards the cheapest division.
 //!
 //! The pool is not simply what memory would hold if it were larger: what does not compress never gets there, however
-//! often it is wanted, and what does may be wanted by nobody. So how many of the faults that it should have served it
-//! did serve is measured, and expected of any other size, too (GNU sort's text and index in 41 MiB: 13 MiB of the
-//! budget held index that hardly one fault in fifty was for, while the text went through a file).
+//! often it is wanted, and what does may never be wanted. So how many of the faults that it should have served it did
+//! serve is measured, and expected of any other size, too (GNU sort's text and index in 41 MiB: 13 MiB of the budget
+//! held index that hardly one fault in fifty was for, while the text went through a file).
 //!
 //! A pool with room for more than what is out also keeps copies of pages that came back, and one that leaves as it came
 //! is not compressed again. Beside a fault for each page that is little; where windows bring them in, most of the cost.
@@ -62,7 +62,7 @@ impl LoadTimes {
     pub fn note(&self, from_file: bool, ns: u64) {
         let mean = if from_file { &self.file_ns } else { &self.pool_ns };
         let old = mean.load(Relaxed);
-        // Who has lost his CPU meanwhile says nothing about the pool. What a disk takes may differ that much.
+        // A thread that has lost its CPU meanwhile says nothing about the pool. What a disk takes may differ that much.
         let most = if from_file { 10_000_000 } else { 8 * old };
         mean.store(old - old / 64 + ns.min(most) / 64, Relaxed);
     }
@@ -230,7 +230,8 @@ pub struct PoolShare {
     max: u64,
     step: u64,
     limit: u64,
-    /// What a fault costs besides the load, ns: the way to who serves it and back, and the page that has to leave.
+    /// What a fault costs besides the load, ns: the way to the thread that serves it and back, and the page that has to
+    /// leave.
     fault_ns: f64,
     /// Of the faults that the pool should serve by what it holds, the share that it does: fading means, of a pool that
     /// passes on and of a settled one.

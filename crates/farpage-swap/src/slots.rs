@@ -10,14 +10,14 @@
 //!    '----give_back-----'           '------remove-------'          free = remove, then give_back
 //! ```
 //!
-//! * A slot has its value only between `insert` and `remove`, so nobody finds one of a slot that is being filled, and a
-//!   value is out before the slot can be another's.
-//! * Whoever changes values has the lock of their cluster's table. Who reads takes no lock: a sequence number beside
-//!   each value says whether it changed meanwhile, and only then the reader takes the lock. So a reader leaves nothing
-//!   behind if it is cut off (a fork), and waits for nobody while nobody changes that very value.
+//! * A slot has its value only between `insert` and `remove`, so no thread finds one of a slot that is being filled,
+//!   and a value is out before the slot can be another's.
+//! * A thread that changes values has the lock of their cluster's table. A reader takes no lock: a sequence number
+//!   beside each value says whether it changed meanwhile, and only then the reader takes the lock. So a reader leaves
+//!   nothing behind if it is cut off (a fork), and waits for no thread while none changes that very value.
 //!
 //! Callers: the devices of the engine. Locks: the table's is a leaf; the allocator's are not held together with it. A
-//! copy of the memory made while nobody changes anything (a fork) is complete, whoever was reading.
+//! copy of the memory made while no thread changes anything (a fork) is complete, whatever readers there were.
 
 use crate::chunked::Chunked;
 use crate::cluster::{CLUSTER_SLOTS, DeviceOptions, Entry, Fill, ORDERS, Swap};
@@ -80,7 +80,7 @@ impl<const N: usize> Place<N> {
 
 /// The values of a cluster.
 struct Values<const N: usize> {
-    /// Of those who change one.
+    /// For threads that change one.
     lock: Lock<()>,
     places: Box<[Place<N>]>,
 }

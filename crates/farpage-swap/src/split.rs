@@ -27,7 +27,7 @@ const WAITS: u32 = 1 << 31;
 /// See the module documentation.
 #[derive(Debug, Default)]
 pub struct Split {
-    /// First and end of the pieces that nobody has taken (16 bits each).
+    /// First and end of the pieces that no thread has taken (16 bits each).
     left: AtomicU32,
     /// The helper's pieces that are done, and [`WAITS`].
     done: AtomicU32,
@@ -61,7 +61,7 @@ impl Split {
         self.left.store(Left::new(0, pieces.into()).0, Ordering::Release);
     }
 
-    /// Whether there is a piece that nobody has taken. It may be taken, and more posted, the next moment.
+    /// Whether there is a piece that no thread has taken. It may be taken, and more posted, the next moment.
     pub fn has_some(&self) -> bool {
         !Left(self.left.load(Ordering::Relaxed)).is_empty()
     }
@@ -76,7 +76,7 @@ impl Split {
         self.take(|left| (left.end() - 1, Left::new(left.first(), left.end() - 1)))
     }
 
-    /// The owner takes all that is left, so that nobody does it; how much.
+    /// The owner takes all that is left, so that it is not done; how much.
     pub fn rest(&self) -> u32 {
         let all = self.take(|left| (left.end() - left.first(), Left::new(left.first(), left.first())));
         all.unwrap_or(0)

@@ -31,7 +31,7 @@ pub const ORDERS: usize = CLUSTER_SHIFT as usize + 1;
 
 /// Between the unlock of a mutex and a load that must not come before it.
 ///
-/// On x86-64 the unlock is a full barrier for the processor (a mutex that must learn whether somebody waits is given
+/// On x86-64 the unlock is a full barrier for the processor (a mutex that must learn whether a thread waits is given
 /// back by an exchange), so only the compiler need be told; a fence would cost as much as the unlock.
 #[inline]
 pub(crate) fn after_unlock() {

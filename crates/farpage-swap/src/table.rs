@@ -9,23 +9,23 @@
 //!                                                    11   bad: never given out
 //! ```
 //!
-//! The word is the slot's whole state. There are no dirty or writeback tags (nobody looks pages up by them; keeping
-//! them costs two acquisitions of the index lock a page), and no separate map of counts.
+//! The word is the slot's whole state. There are no dirty or writeback tags (no look-up needs them; keeping them costs
+//! two acquisitions of the index lock a page), and no separate map of counts.
 //!
 //! *Count* is the number of references to the slot (page table entries of one or more processes); a count above
 //! [`COUNT_MAX`] is kept outside the word (`cluster::refs`). One value of the field says *pending*: the only reference
-//! of a swapped-out slot was given back while somebody had the cluster's lock. For everybody the slot is free, but it
-//! is given out again only when the holder of the lock has made it so (`cluster::pending`). A slot with count 0 that is
-//! cached is *lazily free*: it keeps its place so that the page need not be written again, and is reclaimed when space
-//! is short.
+//! of a swapped-out slot was given back while another thread had the cluster's lock. For every thread the slot is free,
+//! but it is given out again only when the holder of the lock has made it so (`cluster::pending`). A slot with count 0
+//! that is cached is *lazily free*: it keeps its place so that the page need not be written again, and is reclaimed
+//! when space is short.
 //!
-//! # Who may do what
-//! Words change only under their cluster's lock; except that the only reference may become *pending* without it, so
-//! whoever changes a swapped-out word in place does that in one step ([`Table::replace`]). Anyone reads them without a
-//! lock: [`TablePool`] keeps the memory of all tables for its own lifetime and hands tables that are no longer needed
-//! to other clusters, so a stale reference reads some table's word, never freed memory; `Cluster::lookup` notices that
-//! and looks again. What a reader gets is a snapshot: a frame must be locked and the word read again before its content
-//! counts.
+//! # What is allowed without a lock
+//! Words change only under their cluster's lock; except that the only reference may become *pending* without it, so a
+//! thread that changes a swapped-out word in place does that in one step ([`Table::replace`]). Any thread reads them
+//! without a lock: [`TablePool`] keeps the memory of all tables for its own lifetime and hands tables that are no
+//! longer needed to other clusters, so a stale reference reads some table's word, never freed memory; `Cluster::lookup`
+//! notices that and looks again. What a reader gets is a snapshot: a frame must be locked and the word read again
+//! before its content counts.
 
 use crate::chunked::Chunked;
 use crate::lock::{Lock, Meter, sites};
@@ -354,7 +354,7 @@ impl<M: Meter> TablePool<M> {
             spare.made - 1
         };
         let words = Arc::new(Words((0..CLUSTER_SLOTS).map(|_| AtomicU64::new(0)).collect()));
-        // Nobody knows the number yet, so the place is empty.
+        // No other thread knows the number yet, so the place is empty.
         let _ = self.all.get_or_make(id as usize).set(words.clone());
         let mut used = [0; BITMAP];
         used[BITMAP - 1] |= NO_SLOT;

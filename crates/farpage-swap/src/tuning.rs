@@ -5,7 +5,7 @@
 //! (for `farpage stat PID --tuning`), and under `farpage run` a *pin* that holds it for an experiment (conf
 //! `tune:NAME=VALUE`).
 //!
-//! Callers: the controllers, on any thread; who publishes statistics. No locks.
+//! Callers: the controllers, on any thread; the thread that publishes statistics. No locks.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

@@ -80,7 +80,7 @@ pub fn excess(room: i64) -> i64 {
 }
 
 impl Level {
-    /// Frames are few: who needs some may soon have to wait.
+    /// Frames are few: a thread that needs some may soon have to wait.
     pub fn is_few(self) -> bool {
         self.free < self.marks.frames / 2
     }

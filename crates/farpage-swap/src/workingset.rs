@@ -1,7 +1,7 @@
 //! Which page leaves memory next, decided without accessed bits.
 //!
 //! User space does not see which pages a program touches. It sees *refaults*: a page that was unmapped and is wanted
-//! back. So a page is first unmapped, stays in memory for a while (*cached*), and leaves only if nobody wanted it. Two
+//! back. So a page is first unmapped, stays in memory for a while (*cached*), and leaves only if it was not wanted. Two
 //! queues of this kind tell the hot from the cold:
 //!
 //! ```text
@@ -141,7 +141,7 @@ pub struct WorkingSet {
     credit: u32,
     earned: Earned,
     given_up: GivenUp,
-    /// Nobody proves hot: see [`WorkingSet::keep_in_turn`].
+    /// No page proves hot: see [`WorkingSet::keep_in_turn`].
     in_turn: bool,
 }
 
@@ -198,7 +198,7 @@ impl WorkingSet {
         self.probation.cached.len() + self.main.cached.len()
     }
 
-    /// What tells how long a page was away; also for those who do not have the lock.
+    /// What tells how long a page was away; also for threads that do not have the lock.
     pub fn ages(&self) -> Ages {
         Ages { departures: self.departures, pages: self.pages(), settled: self.is_settled() }
     }
@@ -364,8 +364,8 @@ impl WorkingSet {
         }
     }
 
-    /// The next page to leave is one of probation that is still mapped: whoever goes on with [`WorkingSet::evict_one`]
-    /// takes one of main in its place.
+    /// The next page to leave is one of probation that is still mapped: a caller that goes on with
+    /// [`WorkingSet::evict_one`] takes one of main in its place.
     pub fn is_behind(&self) -> bool {
         let Queue { mapped, cached } = &self.probation;
         cached.is_empty() && !mapped.is_empty() && self.probation.len() > self.probation_share()

@@ -65,18 +65,18 @@ pub(super) struct Device<M: Meter> {
     /// The last search for a larger block found none, not even an empty cluster: single slots are packed tightly.
     pub(super) short_of_blocks: AtomicBool,
     pub(super) usage: Usage,
-    /// New slots may be given out. Cleared under the avail lock; seen by all who then take a cluster's lock.
+    /// New slots may be given out. Cleared under the avail lock; seen by every thread that then takes a cluster's lock.
     pub(super) writable: AtomicBool,
     pub(super) rotational: AtomicBool,
     pub(super) discard: AtomicBool,
-    /// As an i32; for those who put it back on the list.
+    /// As an i32; for the thread that puts it back on the list.
     pub(super) priority: AtomicU32,
     pub(super) live: Live,
     /// Clusters of the full list that have free slots; clusters of any list with pieces of larger blocks.
     pub(super) ready: Ready,
-    /// Lazily freed slots: the sum over the clusters, so that nobody looks for them where there are none.
+    /// Lazily freed slots: the sum over the clusters, so that no thread looks for them where there are none.
     pub(super) lazy: AtomicU64,
-    /// Frees that met a lock, so far; and how many of them were certainly carried out when somebody last looked.
+    /// Frees that met a lock, so far; and how many of them were certainly carried out at the last look.
     pub(super) left: AtomicU64,
     pub(super) carried_out: AtomicU64,
     /// Full clusters that the background worker has still to look into.
@@ -260,7 +260,7 @@ impl<M: Meter> Device<M> {
                 let changed = lists.fresh != index;
                 drop(lists);
                 pool.give(table);
-                // Somebody else took this one, or has its lock for a moment (a resize, which will not need it again).
+                // Another thread took this one, or has its lock for a moment (a resize, which will not need it again).
                 if changed { continue } else { return None }
             };
             lists.fresh += 1;
@@ -356,7 +356,7 @@ impl<M: Meter> Device<M> {
         self.lazy.fetch_sub(u64::from(n), Ordering::Relaxed);
     }
 
-    /// A cluster that has free slots according to its list, or may have, whoever holds its lock.
+    /// A cluster that has free slots according to its list, or may have; its lock may be held.
     pub(super) fn any_with_room(&self) -> Option<u32> {
         let lists = self.lists.lock(&sites::DEVICE_ISOLATE);
         let order = (0..LISTS).filter(|&list| !matches!(list, FULL | DISCARD)).chain([FULL]);

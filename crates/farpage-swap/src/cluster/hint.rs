@@ -1,6 +1,6 @@
 //! Per-CPU hints: where each CPU's next block of each order should come from.
 //!
-//! A hint may name a cluster that is long gone, another CPU's, or another device's: whoever follows it takes the
+//! A hint may name a cluster that is long gone, another CPU's, or another device's: a thread that follows it takes the
 //! cluster's lock and looks. So plain loads and stores do, also where two threads have the same CPU number.
 
 use super::{Entry, ORDERS};
@@ -8,7 +8,7 @@ use crate::sync::{AtomicU64, Ordering};
 
 const SLOT_BITS: u32 = 40;
 
-/// Who takes blocks: a CPU, by its hints, or all of them together.
+/// What takes blocks: a CPU, by its hints, or all of them together.
 pub(super) type User = u16;
 /// No user.
 pub(super) const NOBODY: User = 0;

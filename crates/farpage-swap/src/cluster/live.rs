@@ -1,4 +1,4 @@
-//! References to a device by those who are about to do something that must end before the device is gone.
+//! References to a device by threads that are about to do something that must end before the device is gone.
 //!
 //! Callers: `search`, `reclaim`, `swap`. No locks.
 
@@ -36,7 +36,7 @@ impl Live {
         self.0.fetch_or(DEAD, Ordering::AcqRel);
     }
 
-    /// Killed, and nobody has a reference.
+    /// Killed, and without a reference.
     #[cfg(feature = "seed")]
     pub(super) fn is_drained(&self) -> bool {
         self.0.load(Ordering::Acquire) == DEAD

@@ -112,7 +112,7 @@ impl Entry {
 /// What the slots of a new block are: the state of its first word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fill {
-    /// Swapped out, one reference: for a user who stores a page and frees it once.
+    /// Swapped out, one reference: for a user that stores a page and frees it once.
     Swapped,
     /// In the swap cache in this frame, no reference yet. All slots of the block name the same frame.
     Cached(u64),
@@ -127,7 +127,7 @@ impl Fill {
     }
 }
 
-/// What the allocator asks of its owner. Every function has a default for owners who do without.
+/// What the allocator asks of its owner. Every function has a default for owners that do without.
 pub trait Env: Send + Sync + 'static {
     /// What is done with lock statistics; `()` for none.
     type Meter: crate::lock::Meter;
@@ -135,8 +135,8 @@ pub trait Env: Send + Sync + 'static {
     /// These slots of a device opened with `discard` have no content any more. No lock is held.
     fn discard(&self, _device: u8, _first: u64, _slots: u64) {}
 
-    /// There is something to do for a background worker, and there was not before. No cluster is locked; it must not call
-    /// the swap.
+    /// There is something to do for a background worker, and there was not before. No cluster is locked; it must not
+    /// call the swap.
     fn work_wanted(&self) {}
 
     /// Tries to lock a frame that is bound to a lazily freed slot, so that the slot can be reclaimed. `false`: busy, or
@@ -179,8 +179,8 @@ struct State {
     flag: Flag,
     /// The order it serves; 0 while empty.
     order: u8,
-    /// Who took it last for blocks of its order, and who for single slots of larger ones. As long as they go on here
-    /// (their hints say so), frees need not offer it to others, and a search wraps around.
+    /// The users that took it last: for blocks of its order, and for single slots of larger ones. As long as they go on
+    /// here (their hints say so), frees need not offer it to others, and a search wraps around.
     users: [User; 2],
     /// The order of the stack that it is on.
     ready: Option<u8>,
@@ -226,14 +226,14 @@ impl<M: crate::lock::Meter> Cluster<M> {
 
     /// Gives the cluster a table. Caller holds its lock.
     ///
-    /// One step here and in `detach`, not a load and a store, though nobody else writes: loom, which turns a store
+    /// One step here and in `detach`, not a load and a store, though no other thread writes: loom, which turns a store
     /// round only with the last access before it, would not look at readers in between.
     fn attach(&self, state: &mut State, table: Box<Table>) {
         self.table.fetch_add((1 << 32) + u64::from(table.id) + 1, Ordering::Release);
         state.table = Some(table);
     }
 
-    /// Takes the table away. Readers are told before anybody else can have it. Caller holds the lock.
+    /// Takes the table away. Readers can see it before another cluster can have it. Caller holds the lock.
     fn detach(&self, state: &mut State) -> Option<Box<Table>> {
         let table = state.table.take()?;
         self.table.fetch_add((1 << 32) - (u64::from(table.id) + 1), Ordering::Release);

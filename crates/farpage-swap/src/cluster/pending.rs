@@ -1,16 +1,16 @@
 //! Frees that meet a cluster's lock do not wait for it.
 //!
-//! Whoever holds a cluster's lock may be preempted, and would then be waited for as long as the scheduler likes. So a
-//! free of slots that are swapped out with one reference writes into their words that this reference is *pending*,
-//! notes in the cluster which part of the table that is, and tries the lock once more. Either it gets the lock now, or
-//! the holder sees the note: it looks for one after each unlock (the drop of [`Locked`], which is the only way for a
-//! cluster to be unlocked where somebody else can have slots of it).
+//! The thread that holds a cluster's lock may be preempted, and would then be waited for as long as the scheduler
+//! likes. So a free of slots that are swapped out with one reference writes into their words that this reference is
+//! *pending*, notes in the cluster which part of the table that is, and tries the lock once more. Either it gets the
+//! lock now, or the holder sees the note: it looks for one after each unlock (the drop of [`Locked`], which is the only
+//! way for a cluster to be unlocked where another thread can have slots of it).
 //!
-//! To everybody a pending slot is free: look-ups, counts, a second free. But it is not given out, and counts as used,
-//! until the free is carried out.
+//! To every thread a pending slot is free: look-ups, counts, a second free. But it is not given out, and counts as
+//! used, until the free is carried out.
 //!
 //! ```text
-//!   the one who frees                        the holder of the lock
+//!   the freeing thread                       the holder of the lock
 //!   word: swapped, 1 -> pending              ...
 //!   note it                                  unlock
 //!   fence                                    fence (after_unlock)
@@ -23,7 +23,7 @@
 //! What still waits for a lock, because it must know what is true now: references to slots that have more of them or
 //! are cached, `dup`, binding and unbinding, `count`; and swapoff, which waits for all pending frees before its end.
 //!
-//! Callers: `refs`, and whoever unlocks a cluster.
+//! Callers: `refs`, and every unlock of a cluster.
 
 use super::device::{Device, Taken};
 use super::{CLUSTER_SLOTS, Cluster, Entry, Env, State, Swap};
@@ -95,8 +95,8 @@ impl<E: Env> Swap<E> {
     /// one of them has another reference, is cached or is not in use.
     ///
     /// The caller's references keep the cluster its table until the last of them is pending. After that nothing here
-    /// may be looked at again to find out whether it was done: somebody may have carried it out already (for another
-    /// free's note of the same part), and the slot, the cluster and the table may be in use for something else.
+    /// may be looked at again to find out whether it was done: another thread may have carried it out already (for
+    /// another free's note of the same part), and the slot, the cluster and the table may be in use for something else.
     #[cold]
     pub(super) fn leave(
         &self,
@@ -176,7 +176,7 @@ impl<E: Env> Swap<E> {
             return false;
         }
         let fresh = device.lists.lock(&sites::DEVICE_ADMIN).fresh;
-        // Also where there is no note (any more): somebody may be at it.
+        // Also where there is no note (any more): another thread may be at it.
         (0..fresh).for_each(|index| drop(self.lock(device, index, &sites::CLUSTER_PENDING)));
         device.carried_out.fetch_max(left, Ordering::Release);
         true

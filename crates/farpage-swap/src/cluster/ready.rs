@@ -16,11 +16,11 @@
 //! own lock; popping takes it without waiting. A cluster that was emptied stays on its stack until it is popped, and is
 //! passed over then: `State::ready` and `State::broken` say on which it is, so it is never on one twice.
 //!
-//! *Who goes on in a cluster* need not be sent there by a stack, and nobody else should be. So a free asks whether the
-//! hint of the cluster's last taker still points to it. A taker that met its lock has a hint elsewhere by then: nothing
-//! is forgotten.
+//! A user that *goes on in a cluster* need not be sent there by a stack, and no other should be. So a free asks whether
+//! the hint of the cluster's last taker still points to it. A taker that met its lock has a hint elsewhere by then:
+//! nothing is forgotten.
 //!
-//! Callers: `search` and `scan` take, whoever frees slots ends in [`Device::after_free`].
+//! Callers: `search` and `scan` take; every free of slots ends in [`Device::after_free`].
 
 use super::device::{Device, Taken};
 use super::hint::{Hints, User};
@@ -59,7 +59,7 @@ impl Ready {
         Ready(std::array::from_fn(|_| AtomicU64::new(0)))
     }
 
-    /// Empties all stacks. Nobody uses the device.
+    /// Empties all stacks. The device is not in use.
     pub(super) fn reset(&self) {
         self.0.iter().for_each(|top| top.store(0, Ordering::Relaxed));
     }
@@ -77,7 +77,7 @@ fn top_after(top: u64, index: u32) -> u64 {
 }
 
 impl State {
-    /// The cluster is no longer on a stack; whether it still has what the stack stands for, and nobody goes on in it.
+    /// The cluster is no longer on a stack; whether it still has what the stack stands for, and no user goes on in it.
     fn was_popped(&mut self, stack: Stack, is_at: impl Fn(User, u8) -> bool) -> bool {
         match stack {
             Stack::Holes(order) => {
@@ -179,7 +179,7 @@ impl<M: Meter> Device<M> {
         if state.flag == Flag::Full {
             state.flag = Flag::Holes;
         }
-        // Whoever goes on in a cluster makes its free slots fewer. If they become more, it went elsewhere.
+        // A user that goes on in a cluster makes its free slots fewer. If they become more, it went elsewhere.
         if free.is_multiple_of(CLUSTER_SLOTS / 4) {
             state.leave();
         }

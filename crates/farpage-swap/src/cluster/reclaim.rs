@@ -73,7 +73,7 @@ impl<E: Env> Swap<E> {
 
     fn discard_one(&self, device: &Device<E::Meter>) -> bool {
         let Some(index) = device.isolate_discard() else { return false };
-        // The cluster is on no list, empty and without a table: nobody can take anything from it.
+        // The cluster is on no list, empty and without a table: no thread can take anything from it.
         self.env.discard(device.index, u64::from(index) * CLUSTER_SLOTS as u64, CLUSTER_SLOTS as u64);
         self.set_free(device, index);
         true
@@ -85,9 +85,9 @@ impl<E: Env> Swap<E> {
         }
     }
 
-    /// Takes one cluster that waits for its discard: its first slot. Nobody is given a slot of it, and the device
-    /// stays, until [`Swap::end_discard`]: for an owner who discards while it holds a lock that the allocator's user
-    /// would want.
+    /// Takes one cluster that waits for its discard: its first slot. No slot of it is given out, and the device stays,
+    /// until [`Swap::end_discard`]: for an owner that discards while it holds a lock that the allocator's user would
+    /// want.
     pub fn begin_discard(&self, device: u8) -> Option<u64> {
         let device = self.device(device)?;
         if !device.live.get() {

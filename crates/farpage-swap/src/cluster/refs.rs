@@ -1,7 +1,7 @@
 //! References to slots, and freeing: a slot is free when its count is 0 and no frame is bound to it. A free that meets
 //! the cluster's lock does not wait for it: module `pending`.
 //!
-//! Callers: whoever owns references (a page table entry, a device's record). Locks: the cluster's; inside it the device
+//! Callers: owners of references (a page table entry, a device's record). Locks: the cluster's; inside it the device
 //! lock when the cluster changes lists, and `many` for counts that do not fit the word.
 
 use super::device::{Device, Taken};
@@ -27,12 +27,12 @@ pub(super) struct Freed {
 
 impl<E: Env> Swap<E> {
     /// One reference less to each of `n` slots of one cluster from `first` on; those that have no other and are not
-    /// cached are free afterwards: for every look-up at once, for allocations when whoever has the cluster locked now
-    /// is done. Returns how many that are. For slots of several clusters see `put_all`.
+    /// cached are free afterwards: for every look-up at once, for allocations when the thread that has the cluster
+    /// locked now is done. Returns how many that are. For slots of several clusters see `put_all`.
     ///
     /// # Errors
-    /// Some slot has no reference (or the slots are not in one cluster); no count was changed, unless somebody gave
-    /// back references to some of the same slots at the same time.
+    /// Some slot has no reference (or the slots are not in one cluster); no count was changed, unless another thread
+    /// gave back references to some of the same slots at the same time.
     pub fn put(&self, first: Entry, n: usize) -> Result<usize, CountError> {
         let device = self.device(first.device).ok_or(CountError::NotInUse)?;
         let (index, place) = (first.cluster(), first.place());
@@ -42,7 +42,7 @@ impl<E: Env> Swap<E> {
             None => match self.leave(device, cluster, first, n) {
                 0 => cluster.state.lock(&sites::CLUSTER_FREE),
                 left if left == n => return Ok(n),
-                // Somebody bound one of the others meanwhile.
+                // Another thread bound one of the others meanwhile.
                 left => return Ok(left + self.put(first.offset(left as u64), n - left)?),
             },
         };
@@ -100,7 +100,7 @@ impl<E: Env> Swap<E> {
         Freed { after, discard: state.flag == Flag::Discard }
     }
 
-    /// Tells those who wait for it; no cluster is locked.
+    /// Tells the threads that wait for it; no cluster is locked.
     #[inline]
     pub(super) fn after_freed(&self, device: &Device<E::Meter>, freed: Freed) {
         if freed.discard {

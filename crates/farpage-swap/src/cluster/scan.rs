@@ -24,12 +24,12 @@ impl State {
         flag && (order == 0 || self.order == order)
     }
 
-    /// Who took the cluster last for blocks of `order`, which may be 0 in a cluster of larger ones.
+    /// The user that took the cluster last for blocks of `order`, which may be 0 in a cluster of larger ones.
     pub(super) fn user(&mut self, order: u8) -> &mut User {
         &mut self.users[usize::from(order != self.order)]
     }
 
-    /// Nobody goes on in it.
+    /// No user goes on in it.
     pub(super) fn leave(&mut self) {
         self.users = [NOBODY; 2];
     }
@@ -40,7 +40,7 @@ impl State {
 pub(super) struct Want {
     pub(super) order: u8,
     pub(super) fill: Fill,
-    /// Who will go on where it is found.
+    /// The user that will go on where it is found.
     pub(super) user: User,
 }
 

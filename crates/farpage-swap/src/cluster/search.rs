@@ -10,7 +10,7 @@
 //! | frag\[o\], one | yes | yes | the whole list would be a long search for little |
 //! | the full list for holes, the next 4 | yes | all, last | not worth a search before |
 //! | frag\[k\], nonfull\[k\], full clusters with holes, k = 1.. | | yes | order 0 fits everywhere, but breaks blocks |
-//! | on all devices: pending discards; reclaim in full clusters; then once more | | yes | it must not fail while there is room |
+//! | all devices: pending discards; reclaim in full clusters; once more | | yes | must not fail while there is room |
 //!
 //! A device whose clusters are discarded takes free clusters first, to spread the writes. On a rotational device all
 //! CPUs go on at one place, under one lock, so that writes stay in order.
@@ -46,9 +46,9 @@ impl<E: Env> Swap<E> {
             && let Some(cluster) = device.cluster(hint.cluster())
             && let Some(state) = cluster.state.try_lock(&sites::CLUSTER_HINT)
         {
-            // If somebody has the lock, another cluster does as well: frees offer this one again, because the hint will
-            // be gone (`ready`). No reference: a cluster's record is never freed, and its lock orders us with swapoff,
-            // which clears `writable` and then takes each lock.
+            // If another thread has the lock, another cluster does as well: frees offer this one again, because the
+            // hint will be gone (`ready`). No reference: a cluster's record is never freed, and its lock orders us with
+            // swapoff, which clears `writable` and then takes each lock.
             let taken = Taken { index: hint.cluster(), cluster, state };
             if let Ok((entry, next)) = self.scan(device, taken, hint.place(), want, false) {
                 self.hints.set(cpu, order, next);

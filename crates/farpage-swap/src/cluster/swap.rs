@@ -17,7 +17,7 @@ pub struct DeviceOptions {
     pub slots: u64,
     /// Devices of higher priority are used first, those of equal priority in turn. Without one: -1.
     pub priority: Option<i32>,
-    /// Writes should come in slot order, whoever makes them.
+    /// Writes should come in slot order, whichever thread makes them.
     pub rotational: bool,
     /// [`Env::discard`] is to be called for clusters that became empty.
     pub discard: bool,

@@ -27,7 +27,7 @@ pub(super) struct Frames {
     pub asked: AtomicUsize,
     /// Calls of `work_wanted`.
     pub wanted: AtomicUsize,
-    /// Who is to be woken by them.
+    /// The thread that is to be woken by them.
     pub worker: Mutex<Option<std::thread::Thread>>,
 }
 

@@ -5,9 +5,9 @@
 //!  | off-list |  slots in use                    |
 //! ```
 //!
-//! Allocations and frees only add and subtract. Whoever makes the word *equal* to the capacity (full, and still on the
-//! list) takes the device off the list; whoever subtracts and sees the bit puts it back. The bit changes under the
-//! avail lock only, so it always tells the truth about the list at its unlock. Bit 63 is out of reach: a device has
+//! Allocations and frees only add and subtract. The thread that makes the word *equal* to the capacity (full, and still
+//! on the list) takes the device off the list; one that subtracts and sees the bit puts it back. The bit changes under
+//! the avail lock only, so it always tells the truth about the list at its unlock. Bit 63 is out of reach: a device has
 //! 2^40 slots at most.
 
 use crate::sync::{AtomicU64, Ordering};
@@ -41,7 +41,7 @@ impl Usage {
         if now == self.capacity.load(Ordering::Relaxed) { After::Full } else { After::Nothing }
     }
 
-    /// What was cleaned up before is visible to whoever sees the lower number.
+    /// What was cleaned up before is visible to a thread that sees the lower number.
     pub(super) fn sub(&self, n: u64) -> After {
         let now = self.word.fetch_sub(n, Ordering::Release) - n;
         if now & OFF_LIST != 0 { After::HasRoom } else { After::Nothing }
@@ -84,8 +84,8 @@ impl Usage {
             return false;
         }
         let before = self.word.fetch_and(!OFF_LIST, Ordering::Relaxed) & !OFF_LIST;
-        // It may be full again. A hint needs no list to allocate, so the bit must be back before somebody else frees:
-        // if this fails, somebody just did, and there is room.
+        // It may be full again. A hint needs no list to allocate, so the bit must be back before another thread frees:
+        // if this fails, one just did, and there is room.
         before < self.capacity.load(Ordering::Relaxed) || !self.set_off_list_if_full()
     }
 }

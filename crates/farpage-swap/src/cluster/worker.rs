@@ -1,5 +1,6 @@
-//! What is left for a background thread of the owner, if it has one: discards of emptied clusters, and reclaim in full ones
-//! when a device has become full (`seed/worker.rs`). Without one an allocation that finds nothing else does it by itself.
+//! What is left for a background thread of the owner, if it has one: discards of emptied clusters, and reclaim in full
+//! ones when a device has become full (`seed/worker.rs`). Without one an allocation that finds nothing else does it by
+//! itself.
 
 use super::device::Device;
 use super::{Env, Flag, Swap};
@@ -13,7 +14,7 @@ pub(super) const RECLAIM: u32 = 2;
 impl<E: Env> Swap<E> {
     /// There is work of this kind. No lock is held.
     pub(super) fn want(&self, what: u32) {
-        // Whoever takes the bit sees the work.
+        // The thread that takes the bit sees the work.
         if self.wanted.fetch_or(what, Ordering::AcqRel) & what == 0 {
             self.env.work_wanted();
         }

@@ -98,9 +98,9 @@ fn a_loop_that_fits_gets_all_the_room_it_needs() {
     assert!((RAM + 2 * pool) / 4096 >= around, "{pool} bytes hold too little");
 }
 
-/// A loop through four times the budget, and then another one, while the first one's pages stay. A pool that moves pages
-/// on by age serves nothing of it; a settled one what it holds, which are the pages that came when it had room, and lie
-/// side by side. The part of the loop that the pool serves in the end of either, and whether it is settled.
+/// A loop through four times the budget, and then another one, while the first one's pages stay. A pool that moves
+/// pages on by age serves nothing of it; a settled one what it holds, which are the pages that came when it had room,
+/// and lie side by side. The part of the loop that the pool serves in the end of either, and whether it is settled.
 fn go_round() -> [(f64, bool); 2] {
     let mut share = PoolShare::new(RAM, RAM / 2);
     let mut distances = Distances::new(PAGES);

@@ -5,7 +5,7 @@
 //!
 //! | module | rule | needs |
 //! | --- | --- | --- |
-//! | [`vma`] | the kernel's, in virtual-address order: [`VmaState`], one for each mapping | a minor fault for each page read ahead |
+//! | [`vma`] | the kernel's, by address: [`VmaState`], one for each mapping | a minor fault for each page read ahead |
 //! | [`slots`] | the kernel's, in slot order (rotational devices): [`ClusterState`], one for all devices | the same |
 //! | [`streams`] | ours: [`Streams`], one for each mapping and thread | the next fault, or a *marker* |
 //! | [`stride`] | equal distances between faults: [`Strides`], part of ours | |

@@ -115,7 +115,7 @@ fn names_are_read() {
 }
 
 proptest! {
-    /// Nobody holds more than there is, throws out what is not there, or beats the one who knows the future.
+    /// No policy holds more than there is, throws out what is not there, or beats the one that knows the future.
     #[test]
     fn memory_has_its_size(
         pages in prop::collection::vec((0..60u32, 0..16u8), 1..600),

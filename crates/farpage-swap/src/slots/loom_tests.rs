@@ -54,7 +54,7 @@ fn a_slot_changes_hands_with_its_value_out() {
     });
 }
 
-/// Of two who free a slot one does; of two who change it both do.
+/// Of two threads that free a slot one does; of two that change it both do.
 #[test]
 fn two_who_change_a_value() {
     loom::model(|| {

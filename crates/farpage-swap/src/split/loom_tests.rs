@@ -67,7 +67,7 @@ fn each_piece_is_done_once_and_seen_by_the_owner() {
     });
 }
 
-/// What the owner does not want any more nobody does, and what the helper is at is waited for.
+/// What the owner does not want any more is not done, and what the helper is at is waited for.
 #[test]
 fn after_rest_nothing_of_the_work_is_touched() {
     loom::model(|| {

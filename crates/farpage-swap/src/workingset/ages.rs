@@ -1,7 +1,7 @@
 //! How long a page was away, and what follows from that.
 //!
-//! A copy of some numbers of the policy, so that whoever brings a page in can ask before it takes the lists' lock.
-//! Pure.
+//! A copy of some numbers of the policy, so that a thread that brings a page in can ask before it takes the lists'
+//! lock. Pure.
 
 use super::page::{Rank, Shadow};
 

@@ -48,7 +48,7 @@ impl WorkingSet {
         if n > 0 {
             return n;
         }
-        // Neither cached list is short: whoever has pages and is to leave next.
+        // Neither cached list is short: the queue that has pages and is to leave next.
         let (first, then) = if first_cold { (probation, main) } else { (main, probation) };
         let n = tail(first, links, out);
         n + tail(then, links, &mut out[n..])

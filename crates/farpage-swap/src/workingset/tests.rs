@@ -190,7 +190,7 @@ fn a_page_of_high_rank_goes_round_before_it_leaves() {
     assert_eq!((pages.rank(0), set.cached()), (Rank::HOT, 0));
 }
 
-/// A page that somebody else has is passed by, and stays on its list; nothing has left then.
+/// A page that another thread has is passed by, and stays on its list; nothing has left then.
 #[test]
 fn who_may_not_leave_becomes_the_youngest() {
     let pages = Ranked(Nodes::new(8), vec![Default::default(); 8]);

@@ -1,4 +1,4 @@
-//! Frees that meet a lock: carried out by whoever has it, whatever it was taken for; and never twice.
+//! Frees that meet a lock: carried out by the thread that has it, whatever it was taken for; and never twice.
 
 use super::*;
 
@@ -170,7 +170,7 @@ fn a_double_free_frees_once() {
     });
 }
 
-/// [23]: the only reference goes while somebody binds the slot to a frame, or adds a reference.
+/// [23]: the only reference goes while another thread binds the slot to a frame, or adds a reference.
 #[test]
 fn a_slot_is_free_or_bound() {
     loom::model(|| {
@@ -201,7 +201,7 @@ fn a_reference_more_or_none() {
     });
 }
 
-/// [11]: who has freed a slot of a full device gets one.
+/// [11]: a thread that has freed a slot of a full device gets one.
 #[test]
 fn a_pending_slot_is_waited_for() {
     loom::model(|| {
@@ -236,7 +236,7 @@ fn swapoff_waits_for_pending_slots() {
     });
 }
 
-/// A free that meets the lock of somebody who carries out another one.
+/// A free that meets the lock of a thread that carries out another one.
 #[test]
 fn a_free_meets_one_that_is_carried_out() {
     loom::model(|| {
@@ -252,7 +252,8 @@ fn a_free_meets_one_that_is_carried_out() {
     });
 }
 
-/// The same, when the cluster is empty afterwards: its table goes before the second one who frees has noted anything.
+/// The same, when the cluster is empty afterwards: its table goes before the second thread that frees has noted
+/// anything.
 #[test]
 fn a_free_is_carried_out_with_another_and_the_table_goes() {
     loom::model(|| {
@@ -263,7 +264,7 @@ fn a_free_is_carried_out_with_another_and_the_table_goes() {
         let other = swap.clone();
         let thread = thread::spawn(move || assert_eq!(other.put(slot(6), 1), Ok(1)));
         drop(held);
-        // Whoever gets a slot has it, whatever the other thread still does about its own.
+        // A thread that gets a slot has it, whatever the other still does about its own.
         let mine = swap.alloc(0, 0, Fill::Swapped);
         thread.join().unwrap();
         assert!(mine.is_none_or(|mine| swap.count(mine) == 1), "{mine:?}");

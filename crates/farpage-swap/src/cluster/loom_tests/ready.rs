@@ -31,7 +31,7 @@ fn two_frees_push_two_clusters() {
     });
 }
 
-/// [12]: a search pops, while the cluster on top is popped and pushed again by somebody else.
+/// [12]: a search pops, while the cluster on top is popped and pushed again by another thread.
 #[test]
 fn a_cluster_is_popped_and_pushed_during_a_pop() {
     few_preemptions(|| {
@@ -114,7 +114,7 @@ fn a_broken_block_is_gone_when_it_is_looked_for() {
     });
 }
 
-/// Discards that nobody asks for again: a step of the worker against the free that empties a cluster. Either the step
+/// Discards that are not asked for again: a step of the worker against the free that empties a cluster. Either the step
 /// sees it, or the owner is told.
 #[test]
 fn work_is_never_forgotten() {
@@ -139,7 +139,7 @@ fn work_is_never_forgotten() {
     });
 }
 
-/// [21]: whoever sees that nothing is in use any more sees the words cleared.
+/// [21]: a thread that sees that nothing is in use any more sees the words cleared.
 #[test]
 fn words_are_cleared_before_the_usage_drops() {
     loom::model(|| {

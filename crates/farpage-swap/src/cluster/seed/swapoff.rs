@@ -1,9 +1,10 @@
 //! Devices that go.
 //!
-//! Swapoff: (1) off the list for good and not `writable`; (2) each cluster's lock is taken once: who holds one commits
-//! before, who takes one later sees that the device is not writable, so no slot appears from here on; (3) the owner
-//! moves the content elsewhere, slot by slot, and may give up, which undoes everything; (4) no more references to
-//! the device, hints to it are dropped, its tables go back to the pool. Its record stays for the next device.
+//! Swapoff: (1) off the list for good and not `writable`; (2) each cluster's lock is taken once: a thread that holds
+//! one commits before, and one that takes it later sees that the device is not writable, so no slot appears from here
+//! on; (3) the owner moves the content elsewhere, slot by slot, and may give up, which undoes everything; (4) no more
+//! references to the device, hints to it are dropped, its tables go back to the pool. Its record stays for the next
+//! device.
 
 use crate::cluster::device::Device;
 use crate::cluster::{Entry, Env, Flag, Swap};
@@ -18,8 +19,8 @@ impl<E: Env> Swap<E> {
         Some(DeviceRef { device })
     }
 
-    /// Begins to switch a device off: from now on it gives out no slot. `None`: there is no such device, or somebody is
-    /// at it already.
+    /// Begins to switch a device off: from now on it gives out no slot. `None`: there is no such device, or another
+    /// thread is at it already.
     pub fn swapoff(&self, device: u8) -> Option<Swapoff<'_, E>> {
         let admin = self.admin.lock(&sites::ADMIN);
         let device = self.device(device).filter(|device| admin.used[usize::from(device.index)])?;
@@ -76,7 +77,7 @@ impl<E: Env> Swapoff<'_, E> {
     /// Ends it: the device's number is free for another one.
     ///
     /// # Errors
-    /// Slots are in use, or somebody has a reference to the device; nothing is lost, try again later.
+    /// Slots are in use, or a thread has a reference to the device; nothing is lost, try again later.
     pub fn finish(mut self) -> Result<(), Self> {
         // What was freed before this call counts as free.
         self.swap.settle_all(self.device);

@@ -47,7 +47,7 @@ impl<E: Env> Swap<E> {
                 }
             }
         }
-        // The caller knows: nobody need be told.
+        // The caller knows: no call of `work_wanted`.
         if more != 0 {
             self.wanted.fetch_or(more, Ordering::AcqRel);
         }

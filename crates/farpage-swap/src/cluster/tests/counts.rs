@@ -98,7 +98,7 @@ fn swap_a_free_does_not_wait_for_a_lock() {
     assert!(swap.lookup(all[0]).is_in_use());
     assert_eq!(swap.in_use(0), 1023, "they are not given out yet");
     drop(guards);
-    // Whoever has a lock looks after the unlock; these two guards do not.
+    // A thread that has a lock looks after the unlock; these two guards do not.
     assert!(swap.settle_all(device) && !swap.settle_all(device));
     assert_eq!(swap.in_use(0), 1006);
     assert_eq!(swap.put(single, 1), Err(CountError::NotInUse));

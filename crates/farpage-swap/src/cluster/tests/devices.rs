@@ -65,7 +65,7 @@ fn swap_a_device_without_an_equal_is_chosen_without_the_lists_lock() {
     };
     swap.swapon(device(512 * 3, 1)).unwrap();
     assert_eq!(all(&swap, 0, 9), (2, 0), "alone, and in vain");
-    // Full, it is on the list no more; nobody is.
+    // Full, it is on the list no more; no device is.
     assert_eq!(all(&swap, 0, 0), (511, 1));
     swap.swapon(device(512 * 5, 7)).unwrap();
     assert_eq!(swap.put(Entry { device: 0, slot: 512 }, 512), Ok(512));
@@ -220,7 +220,7 @@ fn swap_a_cluster_that_was_busy_when_its_user_came_is_offered_again() {
     assert_eq!([next(), next()], [Some(1), Some(used.cluster())], "the last free slot there, then here");
     assert_eq!(device.list_len(Flag::Nonfull, 0), 0);
     check(&swap);
-    // While it goes on there, nobody else is sent there.
+    // While it goes on there, no other user is sent there.
     assert_eq!(swap.put(first[1601], 1), Ok(1));
     assert_eq!(device.list_len(Flag::Nonfull, 0), 0);
 }

@@ -37,7 +37,7 @@ enum Op {
     Zero {
         seed: usize,
     },
-    /// Somebody has, or gives up, the lock of a frame.
+    /// A thread has, or gives up, the lock of a frame.
     Busy {
         seed: usize,
     },
@@ -124,7 +124,7 @@ impl Model {
         found.map(|(&entry, _)| entry)
     }
 
-    /// [7], [8], [9]: the block is where a block may be, and is nobody else's.
+    /// [7], [8], [9]: the block is where a block may be, and has no other owner.
     fn take(&mut self, first: Entry, order: u8, frame: Option<u64>) {
         let n = 1u64 << order;
         let device = &self.devices[&first.device];
@@ -157,7 +157,7 @@ impl Model {
             self.next_frame += 1;
             self.take(entry, order, frame);
         } else if order == 0 || at_most {
-            // [11]: nothing is free, and what could be reclaimed is locked by somebody, or less than half is used.
+            // [11]: nothing is free, and what could be reclaimed is locked, or less than half is used.
             let capacity: u64 = self.devices.keys().map(|&device| self.swap.capacity(device)).sum();
             assert_eq!(self.slots.len() as u64, capacity, "[11]");
             let busy = self.swap.env().busy.lock().unwrap();
@@ -168,7 +168,7 @@ impl Model {
 
     /// What the allocator did by itself since the last call, before the model learns of what it gave out since: it
     /// may do so in any call. What it reclaimed, it must have had the right to: no reference, frame told. What it
-    /// discarded is in nobody's use.
+    /// discarded is not in use.
     fn note_own_work(&mut self) {
         let frames: Vec<u64> = self.swap.env().unbound.lock().unwrap().drain(..).collect();
         for frame in frames {

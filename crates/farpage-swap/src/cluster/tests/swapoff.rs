@@ -29,8 +29,8 @@ impl Store {
         self.pages[page].lock().unwrap()
     }
 
-    /// One device has room for all pages. But whoever asks while it comes and the other goes may have looked for the
-    /// one too early and for the other too late, so he asks again.
+    /// One device has room for all pages. But a thread that asks while it comes and the other goes may have looked for
+    /// the one too early and for the other too late, so it asks again.
     fn alloc(&self, cpu: usize) -> Entry {
         let again = || {
             thread::yield_now();

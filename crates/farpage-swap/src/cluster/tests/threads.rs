@@ -1,4 +1,4 @@
-//! Real threads on real clusters: nobody ever gets what somebody else has.
+//! Real threads on real clusters: no thread ever gets what another has.
 
 use super::*;
 use crate::sim::Random;
@@ -8,7 +8,7 @@ use std::thread;
 
 const SLOTS: u64 = 512 * 12 + 100;
 
-/// Who has each slot of three devices; 0 nobody.
+/// The owner of each slot of three devices; 0: none.
 struct Owners(Vec<AtomicU32>);
 
 impl Owners {
@@ -128,7 +128,7 @@ fn swap_lookup_never_sees_another_clusters_word() {
             let order = ORDERS as u8 - 1;
             let mut blocks = Vec::new();
             for frame in 1..4 {
-                // Allocate, then give it the right name: the word is right before anybody can look at that slot.
+                // Allocate, then give it the right name: the word is right before another thread can look at that slot.
                 let Some(entry) = swap.alloc(0, order, Fill::Cached(u64::from(next_free(&swap)))) else { break };
                 assert_eq!(swap.lookup(entry).frame(), Some(u64::from(entry.cluster())), "{frame}");
                 blocks.push(entry);

@@ -122,7 +122,7 @@ fn swap_a_sleeping_worker_is_woken() {
             let blocks: Vec<Entry> = (0..3).filter_map(|_| swap.alloc(0, 9, Fill::Swapped)).collect();
             emptied += blocks.len();
             blocks.iter().for_each(|&block| assert_eq!(swap.put(block, 512), Ok(512)));
-            // Nobody but the worker does it: the allocations above always find free clusters.
+            // Only the worker does it: the allocations above always find free clusters.
             while device.list_len(Flag::Discard, 0) > 0 {
                 thread::yield_now();
             }

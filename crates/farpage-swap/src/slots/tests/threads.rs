@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 const SLOTS: u64 = 512 * 3 + 100;
 const WORDS: usize = 7;
 
-/// A value that says whose slot it is, how often it was changed, and whether all of it is there.
+/// A value that says which owner's slot it is, how often it was changed, and whether all of it is there.
 fn full(slot: u64, owner: u32, changes: u32) -> [u32; WORDS] {
     let mut words = [slot as u32, owner, changes, 0, 0, 0, 0];
     (3..WORDS).for_each(|at| words[at] = words[..at].iter().fold(at as u32, |sum, w| sum.rotate_left(5) ^ w));
@@ -18,8 +18,7 @@ fn check(slot: u64, words: [u32; WORDS]) {
     assert_eq!(words, full(slot, words[1], words[2]), "slot {slot}");
 }
 
-/// Owners take, change and free slots; everybody reads anybody's slots. What an owner reads of its own is what it
-/// wrote.
+/// Owners take, change and free slots; every owner reads all slots. What an owner reads of its own is what it wrote.
 fn own(map: &SlotMap<[u32; WORDS], WORDS>, me: u32, steps: usize) {
     let mut random = Random(u64::from(me) << 32);
     let mut mine: Vec<(u64, u32)> = Vec::new();
@@ -74,7 +73,8 @@ fn slots_threads_find_whole_values_of_the_right_slot() {
     std::thread::scope(|scope| {
         let map = &map;
         let owners = [1, 2, 3].map(|me| scope.spawn(move || own(map, me, steps)));
-        // Few slots, so that they change all the time, and one who grows the device and gives clusters back meanwhile.
+        // Few slots, so that they change all the time, and a thread that grows the device and gives clusters back
+        // meanwhile.
         scope.spawn(|| {
             let mut from = 1;
             while !stop.load(std::sync::atomic::Ordering::Relaxed) {
