@@ -7,9 +7,9 @@
 //!
 //! # The token
 //!
-//! Each page has a word; its *on-LRU* bit says that the page is on the list that the word names. Whoever clears the bit
-//! owns the page: only the owner unlinks it or changes its place. The bit is set last, after the splice, so it is never
-//! seen set on a page that is not on a list.
+//! Each page has a word; its *on-LRU* bit says that the page is on the list that the word names. The thread that clears
+//! the bit owns the page: only the owner unlinks it or changes its place. The bit is set last, after the splice, so it
+//! is never seen set on a page that is not on a list.
 //!
 //! ```text
 //!            add                 flush: sort, splice            bit set
@@ -19,8 +19,8 @@
 //!     '-------------------+-------------------------------'                 |
 //!     '---------------------------- isolate, isolate_tail, release ---------'
 //! ```
-//! Freeing a page that somebody else owns (in a batch, isolated) only marks it *dead*; the owner finishes when it comes
-//! to put the page somewhere, and is told.
+//! Freeing a page that another thread owns (in a batch, isolated) only marks it *dead*; the owner finishes when it
+//! comes to put the page somewhere, and is told.
 //!
 //! # Locks
 //!
@@ -154,10 +154,10 @@ impl<M: Meter> PageLists<M> {
         self.len(place) == 0
     }
 
-    /// The caller, who owns `page`, puts it into its batch, to be linked at `place`. When the batch is full it is
+    /// The caller, which owns `page`, puts it into its batch, to be linked at `place`. When the batch is full it is
     /// flushed; see [`PageLists::flush`] for `dead`.
     pub fn add(&self, batch: &mut Batch, page: u32, place: Place, how: Linking, dead: impl FnMut(u32)) {
-        // Everything but the mark that somebody else may have set.
+        // Everything but the mark that another thread may have set.
         let word = &self.words[page as usize];
         let mut seen = word.load(Ordering::Relaxed);
         while let Err(now) =
@@ -201,7 +201,7 @@ impl<M: Meter> PageLists<M> {
         }
     }
 
-    /// Takes the page off its list, if it is on one and nobody else does so: then the caller owns it.
+    /// Takes the page off its list, if it is on one and no other thread does so: then the caller owns it.
     pub fn isolate(&self, page: u32) -> bool {
         let word = &self.words[page as usize];
         let mut seen = word.load(Ordering::Relaxed);
@@ -217,7 +217,7 @@ impl<M: Meter> PageLists<M> {
         false
     }
 
-    /// Takes up to `out.len()` of the oldest pages off a list; the caller owns them. Pages that somebody else is about
+    /// Takes up to `out.len()` of the oldest pages off a list; the caller owns them. Pages that another thread is about
     /// to take off, or has not finished adding, are passed over.
     pub fn isolate_tail(&self, place: Place, out: &mut [u32]) -> usize {
         let mut lists = self.lists.lock(&ISOLATE);
@@ -243,7 +243,7 @@ impl<M: Meter> PageLists<M> {
     }
 
     /// Frees pages, each named once: those on a list are taken off under one acquisition of the lock, and given to
-    /// `dead`. Those that somebody owns are marked; their owner gives them to its own `dead`.
+    /// `dead`. Those that a thread owns are marked; their owner gives them to its own `dead`.
     pub fn release(&self, pages: &[u32], mut dead: impl FnMut(u32)) {
         for pages in pages.chunks(SPLICE_BATCH) {
             let mut mine = [0; SPLICE_BATCH];
@@ -265,7 +265,7 @@ impl<M: Meter> PageLists<M> {
         }
     }
 
-    /// The page, which the caller owns and which is on no list, is nobody's.
+    /// The page, which the caller owns and which is on no list, has no owner from now on.
     fn out(&self, page: u32, dead: &mut impl FnMut(u32)) {
         self.words[page as usize].store(0, Ordering::Release);
         dead(page);

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 
-/// Who measures does so alone.
+/// Tests that measure do so alone.
 static ALONE: Mutex<()> = Mutex::new(());
 
 #[test]

@@ -90,7 +90,7 @@ pub fn read<const N: usize>(
         let part: &mut [Page; N] = unsafe { &mut *base.add(part * N).cast() };
         let mut into = part.each_mut();
         let wanted: [Entry; N] = std::array::from_fn(|i| entries[windows[number][i]]);
-        // SAFETY: nobody touches the pages until the window has been named; the queue stays on this thread and is
+        // SAFETY: no thread touches the pages until the window has been named; the queue stays on this thread and is
         // emptied below.
         unsafe { queue.submit(space, tag, &wanted, &mut into) }
     };
@@ -110,7 +110,7 @@ pub fn read<const N: usize>(
         });
         let Some(Arrived { tag, loaded, error }) = arrived else { break };
         let (first, part) = (windows[tag as usize / job.depth][0], tag as usize % job.depth);
-        // SAFETY: the window has arrived: its part of `memory` is nobody's.
+        // SAFETY: the window has arrived: its part of `memory` is not used elsewhere.
         let page = unsafe { &*base.add(part * N) };
         if loaded < N || *page != source[first] {
             failed = failed.or(Some(error.map_or(wrong("the file", first), |e| Failure::new(format!("bench: {e}")))));
@@ -123,7 +123,7 @@ pub fn read<const N: usize>(
         }
     }
     queue.finish_all(space, |_| ());
-    // SAFETY: nothing is in flight, and nobody else knows the pages.
+    // SAFETY: nothing is in flight, and nothing else has the pages' address.
     let _ = unsafe { rustix::mm::munmap(base.cast(), job.depth * N * size_of::<Page>()) };
     let op = if job.in_order { "read seq" } else { "read rand" };
     failed.map_or_else(|| Ok(sampler.row("file", job.name, op, N)), Err)

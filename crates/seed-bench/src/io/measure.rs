@@ -26,7 +26,7 @@ pub fn pages(n: usize) -> Result<&'static mut [Page]> {
         mmap_anonymous(std::ptr::null_mut(), n * PAGE_SIZE, RW, MapFlags::PRIVATE | MapFlags::POPULATE)
             .map_err(|e| Failure::new(format!("cannot map {n} pages: {e}")))?
     };
-    // SAFETY: the mapping is `n` pages of zeros that nobody else knows.
+    // SAFETY: the mapping is `n` pages of zeros; nothing else has its address.
     Ok(unsafe { std::slice::from_raw_parts_mut(memory.cast::<Page>(), n) })
 }
 

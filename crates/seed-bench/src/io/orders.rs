@@ -1,7 +1,7 @@
 //! Several pages at a time: as so many pages, or compressed as one unit.
 //!
-//! A unit of 4 or 16 neighbours compresses better than its pages one by one, and faster; but whoever wants one page of
-//! it must decompress all. What that costs and brings is in these rows: *read rand* uses whole units, *read one* one
+//! A unit of 4 or 16 neighbours compresses better than its pages one by one, and faster; but a reader of one of its
+//! pages must decompress all. What that costs and brings is in these rows: *read rand* uses whole units, *read one* one
 //! page of each.
 
 use super::measure::{compressor, pages, shuffled, space, wrong};

@@ -18,7 +18,7 @@ enum Work {
 struct Request {
     work: Work,
     stored: Option<Entry>,
-    /// 1: complete; who waits is woken.
+    /// 1: complete; the waiting thread is woken.
     done: Arc<Done>,
 }
 

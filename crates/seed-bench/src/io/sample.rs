@@ -20,7 +20,7 @@ pub struct Row {
     pub p50_ns: u64,
     /// 99 of 100 did.
     pub p99_ns: u64,
-    /// Allocations an operation, of the whole process; of another program nobody knows.
+    /// Allocations an operation, of the whole process; not known of another program.
     pub allocs_per_op: Option<f64>,
     /// MiB of pages a second.
     pub mib_per_s: f64,

@@ -119,7 +119,7 @@ impl Words {
     }
 
     fn read(&self, i: usize) -> u64 {
-        // SAFETY: checked by `at`; nobody writes there meanwhile (see Sync).
+        // SAFETY: checked by `at`; no thread writes there meanwhile (see Sync).
         unsafe { self.at(i).read_volatile() }
     }
 
@@ -246,7 +246,7 @@ fn in_order(spec: &Spec, pager: Option<&Pager>) -> Result<Done> {
     });
     let done = Done { wrong, ..measured(latencies, accesses, start) };
     // What was read ahead when the clock stopped was neither wanted nor in vain: the program goes on to there, untimed,
-    // and nothing more is read ahead. Nobody else is at work then.
+    // and nothing more is read ahead. No other thread is at work then.
     let Some((region, pager)) = words.region.as_ref().zip(pager) else { return Ok(done) };
     let failed = |e| Failure::new(format!("bench load: {e}"));
     let (timed, until) = (region.readahead_stats().map_err(failed)?, pager.stats().map_err(failed)?);

@@ -30,7 +30,7 @@ pub fn run(spec: &Spec) -> Result<Done> {
     let text = serde_json::to_string(spec).map_err(|e| Failure::new(format!("cannot describe the load: {e}")))?;
     let mut command = Command::new("/proc/self/exe");
     command.arg("bench-readahead-load").arg(text).stdin(Stdio::null()).stdout(Stdio::piped());
-    // SAFETY: prctl is async-signal-safe. The process has no other way to hear that nobody wants its result any more.
+    // SAFETY: prctl is async-signal-safe. The process has no other way to hear that its result is not wanted any more.
     unsafe {
         command.pre_exec(|| {
             libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);

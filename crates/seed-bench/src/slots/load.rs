@@ -1,7 +1,7 @@
 //! The load: threads that allocate and free at random around a fixed share of the device.
 //!
 //! A thread keeps the pages it has in objects (a page, or 16 of them if the order is mixed) and replaces a random one
-//! at each step. Every few thousand steps it gives an eighth of them to whoever comes next and takes as many, so that
+//! at each step. Every few thousand steps it gives an eighth of them to the next thread and takes as many, so that
 //! slots are freed by other threads than those that allocated them.
 
 use super::{Block, Fallback, Slots};
@@ -321,8 +321,8 @@ pub fn apart<S: Slots>(new: impl Fn(u64) -> S + Sync, load: Load) -> f64 {
     })
 }
 
-/// Nanoseconds of an order-0 allocation and its free, by one thread, with nobody else there: 60 % full, the slot is
-/// freed at once. The median of 9 rounds.
+/// Nanoseconds of an order-0 allocation and its free, by one thread, with no other there: 60 % full, the slot is freed
+/// at once. The median of 9 rounds.
 pub fn pair_ns<S: Slots>(slots: &S, device_slots: u64) -> f64 {
     let mut local = slots.local();
     // Each CPU is in the middle of a cluster: with an empty one the pair would take and give back the cluster each

@@ -158,6 +158,7 @@ pub fn print(rows: &[Row], extra: &Extra, cpus: usize) {
         }
     }
     println!(
-        "  the seed (48 cores, 96 threads; system time after against before): 6: -0.3%, 12: -3.3%, 24: -18.7%, 48: -47.7%, 96: -46.7%"
+        "  the seed (48 cores, 96 threads; system time after against before): 6: -0.3%, 12: -3.3%, 24: -18.7%, \
+         48: -47.7%, 96: -46.7%"
     );
 }

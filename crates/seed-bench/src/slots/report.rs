@@ -135,7 +135,7 @@ fn find(rows: &[Row], variant: usize, mixed: bool, fill: u64, threads: usize) ->
     })
 }
 
-/// Printed where nobody waited.
+/// Printed where no thread waited.
 const WAIT_RATIO_MAX: f64 = 1e6;
 
 /// The goals and what was measured.
