@@ -113,8 +113,8 @@ def situation_jobs():
         for name, tests in test_classes(file):
             command = [sys.executable, "-B", "-m", "unittest", "-q", f"{file.stem}.{name}"]
             kind = file.stem.removeprefix("test_")
-            yield Job(f"situations/{kind}/{name}", namespace(command), ("build/release", "build/programs"),
-                      {"cwd": SITUATIONS}, 3 * len(tests), tests)
+            after = ("build/release", "build/checked", "build/programs")
+            yield Job(f"situations/{kind}/{name}", namespace(command), after, {"cwd": SITUATIONS}, 3 * len(tests), tests)
 
 
 def program_jobs():

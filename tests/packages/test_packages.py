@@ -146,7 +146,7 @@ class Pages(unittest.TestCase):
             self.assertIn("SEE ALSO", re.sub("\x1b\\[[0-9]*m|.\b", "", done.stdout), page)
 
     def test_the_manual_has_every_command(self):
-        names = ("run", "attach", "park", "set", "stat", "doctor", "sim", "bench", "bench-compare")
+        names = ("run", "attach", "park", "set", "stat", "doctor", "size", "bench", "bench-compare")
         self.assertLessEqual({"farpage.1"} | {f"farpage-{name}.1" for name in names}, set(MANUAL))
 
     def test_bash_completes(self):

@@ -26,6 +26,7 @@ ROOT = HERE.parent.parent
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
 FARPAGE = TARGET / "release" / "farpage"
 PRELOAD = TARGET / "release" / "libfarpage_preload.so"
+SEED_BENCH = TARGET / "checked" / "seed-bench"
 REGIONS = TARGET / "release" / "libfarpage.so"
 BUILT = TARGET / "tests" / "situations"
 

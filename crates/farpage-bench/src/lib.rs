@@ -1,9 +1,10 @@
-//! Measurements for users: commands of `farpage bench`. Those of farpage's parts are the command `seed-bench`.
+//! Measurements for users: commands of `farpage bench`, and page traces. Those of farpage's parts are the command `seed-bench`.
 
 pub mod anonymous;
 pub mod compare;
 mod destination;
 pub mod program;
+pub mod trace;
 pub mod tree;
 
 use farpage_command::{failure, output, progress};

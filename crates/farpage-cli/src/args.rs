@@ -185,9 +185,6 @@ pub enum Command {
     /// Remove from a Redis server what programs that have ended left there
     #[command(after_help = SWAPOFF_EXAMPLES)]
     Swapoff(SwapoffArgs),
-    /// Which page goes: run page traces through the policy and through others
-    #[command(after_help = crate::sim::EXAMPLES)]
-    Sim(crate::sim::SimArgs),
     /// Say how much RAM a program needs: how long it takes, by how much it has
     #[command(after_help = crate::size::EXAMPLES)]
     Size(crate::size::SizeArgs),
@@ -332,7 +329,7 @@ pub struct RunArgs {
     /// Run the program as this user (only root; the program keeps no privilege but /dev/userfaultfd, open)
     #[arg(long, value_name = "NAME|UID[:GROUP|GID]", value_hint = ValueHint::Username)]
     pub user: Option<String>,
-    /// Record in FILE which pages are touched, for farpage sim (slow: each has a fault); processes after the first
+    /// Record in FILE which pages are touched, for seed-bench sim (slow: each has a fault); processes after the first
     /// write to FILE.PID
     #[arg(long, value_name = "FILE", conflicts_with = "readahead")]
     pub trace: Option<PathBuf>,

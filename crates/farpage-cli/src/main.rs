@@ -15,17 +15,18 @@ mod mappings;
 mod memfd;
 mod metrics;
 mod page;
-#[cfg(all(test, feature = "top"))]
-mod pages;
 mod park;
 mod preload;
 mod report;
 mod run;
 mod set;
-mod sim;
 mod size;
 mod stat_cmd;
 mod swapoff;
+#[cfg(all(test, feature = "top"))]
+mod tests {
+    mod pages;
+}
 #[cfg(feature = "top")]
 mod top;
 mod trees;
@@ -69,7 +70,6 @@ fn main() -> ExitCode {
         Command::Exporter(args) => exporter::main(&args),
         Command::Report(args) => report::main(&args),
         Command::Doctor(args) => doctor::main(&args),
-        Command::Sim(args) => sim::main(&args),
         Command::Size(args) => size::main(&args),
         Command::Bench(args) => bench::main(&args),
         Command::BenchWorkload { spec } => farpage_bench::compare::child::main(&spec),

@@ -5,7 +5,7 @@
 //! leave in batches. Beside them are the ones that it has to stand up to: [`Fifo`], [`Clock`], exact [`Lru`],
 //! [`S3Fifo`] and Belady's [`Opt`], which knows the future. [`Synthetic`] makes the traces that the goals name.
 //!
-//! Called by `farpage sim` and by the tests of the policy. Pure, one thread, no locks.
+//! Called by `seed-bench sim` and by the tests of the policy. Pure, one thread, no locks.
 
 mod classic;
 mod opt;

@@ -5,6 +5,7 @@ mod io;
 mod lru;
 mod meter;
 mod readahead;
+mod sim;
 mod slots;
 
 use clap::{Parser, Subcommand};
@@ -38,6 +39,9 @@ enum Command {
     /// Readahead: farpage's rule, the kernel's rules, none, and the kernel itself
     #[command(after_help = readahead::EXAMPLES)]
     Readahead(readahead::ReadaheadArgs),
+    /// Which page goes: run page traces through the policy and through others
+    #[command(after_help = sim::EXAMPLES)]
+    Sim(sim::SimArgs),
     /// Adding pages to the lists: one by one, batched, spliced
     #[command(after_help = lru::EXAMPLES)]
     Lru(lru::LruArgs),
@@ -61,11 +65,12 @@ fn main() -> ExitCode {
         Command::Cache(args) => cache::main(&args),
         Command::Readahead(args) => readahead::main(&args),
         Command::Lru(args) => lru::main(&args),
+        Command::Sim(args) => sim::main(&args),
         Command::BenchReadaheadLoad { spec } => readahead::load::main(&spec),
         Command::BenchGuard => Ok(compare::kernel::guard()),
     };
-    result.unwrap_or_else(|failure| {
-        failure::say(&failure);
-        ExitCode::from(failure.status)
+    result.unwrap_or_else(|why| {
+        failure::say(&why);
+        ExitCode::from(if why.status == failure::FAILED { 1 } else { why.status })
     })
 }

@@ -38,7 +38,6 @@ complete -c farpage -n "__fish_farpage_needs_command" -f -a "exporter" -d 'Serve
 complete -c farpage -n "__fish_farpage_needs_command" -f -a "report" -d 'Put the pages of run --report together into one, to compare runs'
 complete -c farpage -n "__fish_farpage_needs_command" -f -a "doctor" -d 'Say what works here for this user, why not, and how to allow it'
 complete -c farpage -n "__fish_farpage_needs_command" -f -a "swapoff" -d 'Remove from a Redis server what programs that have ended left there'
-complete -c farpage -n "__fish_farpage_needs_command" -f -a "sim" -d 'Which page goes: run page traces through the policy and through others'
 complete -c farpage -n "__fish_farpage_needs_command" -f -a "size" -d 'Say how much RAM a program needs: how long it takes, by how much it has'
 complete -c farpage -n "__fish_farpage_needs_command" -f -a "bench" -d 'Measure farpage'
 complete -c farpage -n "__fish_farpage_using_subcommand run" -l ram -l memory -d 'Budget: most resident anonymous memory [default: 90% of the memory cgroup\'s limit, else half of the available memory]' -r
@@ -52,7 +51,7 @@ complete -c farpage -n "__fish_farpage_using_subcommand run" -l idle -d 'Park ea
 complete -c farpage -n "__fish_farpage_using_subcommand run" -l stats-json -d 'Stay as the parent and write the counters to FILE as one JSON object when the program ends (-: stderr)' -r -F
 complete -c farpage -n "__fish_farpage_using_subcommand run" -l report -d 'Stay as the parent, look at all processes some times a second, and write a page with charts to FILE when the program ends' -r -F
 complete -c farpage -n "__fish_farpage_using_subcommand run" -l user -d 'Run the program as this user (only root; the program keeps no privilege but /dev/userfaultfd, open)' -r -f -a "(__fish_complete_users)"
-complete -c farpage -n "__fish_farpage_using_subcommand run" -l trace -d 'Record in FILE which pages are touched, for farpage sim (slow: each has a fault); processes after the first write to FILE.PID' -r -F
+complete -c farpage -n "__fish_farpage_using_subcommand run" -l trace -d 'Record in FILE which pages are touched, for seed-bench sim (slow: each has a fault); processes after the first write to FILE.PID' -r -F
 complete -c farpage -n "__fish_farpage_using_subcommand run" -l verify -d 'Keep a checksum of every swapped-out page and abort on a mismatch'
 complete -c farpage -n "__fish_farpage_using_subcommand run" -l stats -d 'Stay as the parent and print a table on stderr when the program ends'
 complete -c farpage -n "__fish_farpage_using_subcommand run" -s v -l verbose -d 'Say on stderr what is done'
@@ -109,23 +108,6 @@ complete -c farpage -n "__fish_farpage_using_subcommand doctor" -s v -l verbose 
 complete -c farpage -n "__fish_farpage_using_subcommand doctor" -s h -l help -d 'Print help'
 complete -c farpage -n "__fish_farpage_using_subcommand swapoff" -s n -l dry-run -d 'Only say what would be removed'
 complete -c farpage -n "__fish_farpage_using_subcommand swapoff" -s h -l help -d 'Print help'
-complete -c farpage -n "__fish_farpage_using_subcommand sim" -l trace -d 'A recorded trace (-: stdin); may be repeated' -r -F
-complete -c farpage -n "__fish_farpage_using_subcommand sim" -l synthetic -d 'A trace by rule; may be repeated' -r
-complete -c farpage -n "__fish_farpage_using_subcommand sim" -l ram -d 'Memory, or a share of the trace\'s pages; may be repeated [default: 50%, 25% and 12.5%]' -r
-complete -c farpage -n "__fish_farpage_using_subcommand sim" -l policy -d 'Only this policy; may be repeated' -r -f -a "ours\t''
-run\t''
-lru\t''
-clock\t''
-fifo\t''
-s3fifo\t''
-opt\t''"
-complete -c farpage -n "__fish_farpage_using_subcommand sim" -l pages -d 'Pages of a trace by rule' -r
-complete -c farpage -n "__fish_farpage_using_subcommand sim" -l accesses -d 'Accesses of a trace by rule' -r
-complete -c farpage -n "__fish_farpage_using_subcommand sim" -l seed -d 'Seed of a trace by rule' -r
-complete -c farpage -n "__fish_farpage_using_subcommand sim" -l stage -d 'Keep one page in N unmapped but in memory, instead of as many as pays' -r
-complete -c farpage -n "__fish_farpage_using_subcommand sim" -l save -d 'Write the trace to FILE, compressed, and do nothing else' -r -F
-complete -c farpage -n "__fish_farpage_using_subcommand sim" -l json -d 'Write the rows to FILE as one JSON object (-: stdout)' -r -F
-complete -c farpage -n "__fish_farpage_using_subcommand sim" -s h -l help -d 'Print help'
 complete -c farpage -n "__fish_farpage_using_subcommand size" -l swap -d 'Swap device, as of farpage run; may be repeated [default: zram, then file:/var/tmp]' -r
 complete -c farpage -n "__fish_farpage_using_subcommand size" -l rounds -d 'How often each time is measured: medians are taken' -r
 complete -c farpage -n "__fish_farpage_using_subcommand size" -l limit -d 'No run takes longer: what is recorded by then is taken for all' -r

@@ -11,7 +11,7 @@
 //! | [`budgets`] | which budgets are run and shown: numbers only |
 //! | [`report`] | the table, JSON |
 //!
-//! Called by `main`. Runs are [`farpage_bench::program`]'s, the trace is read by [`crate::sim`]. No locks: threads
+//! Called by `main`. Runs are [`farpage_bench::program`]'s, the trace is read by [`farpage_bench::trace`]. No locks: threads
 //! simulate, each a memory of its own.
 
 mod budgets;
@@ -19,14 +19,13 @@ mod model;
 mod report;
 
 use crate::failure::{Failure, Result, why};
-use crate::sim::trace::{self, Trace};
 use crate::{output, preload, progress};
 use budgets::{KNEES, RAM_MIN, up};
 use clap::Args;
 use farpage::PAGE_SIZE;
 use farpage_bench::compare::row::Spread;
 use farpage_bench::program::{self, Ended, Invocation};
-use farpage_ipc::conf::{SwapSpec, size};
+use farpage_bench::trace::{self, Trace};
 use farpage_swap::sim::{AccessKind, Counts, Run as Policy, replay};
 use model::{Curve, Expected, Model, Run};
 use std::ffi::OsString;

@@ -267,8 +267,7 @@ fn restart(owner: &Owner, lease: Option<OwnedFd>, mut fetched: Vec<(RawFd, Owned
             }
             touched.is_none()
         };
-        pagemap::present_runs(e.uffd.pagemap(), start, start + len, look)
-            .map_err(failed("PAGEMAP_SCAN failed"))?;
+        pagemap::present_runs(e.uffd.pagemap(), start, start + len, look).map_err(failed("PAGEMAP_SCAN failed"))?;
         if let Some(page) = touched {
             return Err(ChildError::Touched(e.space.addr(page)));
         }

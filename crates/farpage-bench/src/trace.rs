@@ -56,8 +56,11 @@ enum TraceError {
 /// A trace, its pages numbered in the order of their first access.
 #[derive(Debug)]
 pub struct Trace {
+    /// That of its file, or its rule.
     pub name: String,
+    /// In their order.
     pub accesses: Vec<Access>,
+    /// How many pages there are.
     pub pages: u32,
     /// The number that each page had: its address in pages, when it was first accessed. No two pages have the same one
     /// at the same time: if it belongs to a page that was moved, it is another one.

@@ -1,17 +1,16 @@
-//! `farpage sim`: which page goes, for the engine's policy and for others, over page traces.
-
-mod report;
-pub mod trace;
+//! `seed-bench sim`: which page goes, for the engine's policy and for others, over page traces.
 
 use crate::failure::{Failure, Result};
+use crate::output::{SCHEMA, table_or_json};
 use crate::progress;
 use clap::Args;
+use farpage_bench::trace::{self, Trace};
 use farpage_ipc::conf::size;
 use farpage_swap::PAGE_SIZE;
 use farpage_swap::sim::{CachedLen, Clock, Counts, Fifo, Lru, Opt, Ours, Policy, Run, S3Fifo, Synthetic, replay};
-use std::path::PathBuf;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use trace::Trace;
 
 pub const EXAMPLES: &str = "\
 Traces: what farpage run --trace FILE recorded (for memories that are not much smaller than the one it ran \
@@ -27,14 +26,14 @@ Columns: reads are misses on pages that had been thrown out; first touches are t
     still in memory. out: pages thrown out; writes: those of them that had been written since they last were.
 
 Examples:
-  farpage sim --synthetic zipf:0.99
-  farpage sim --trace tests/traces/sort.trace.zst --ram 25%
+  seed-bench sim --synthetic zipf:0.99
+  seed-bench sim --trace tests/traces/sort.trace.zst --ram 25%
   valgrind --tool=lackey --trace-mem=yes --log-fd=1 PROGRAM >program.trace
-  farpage sim --trace program.trace --save program.trace.zst
+  seed-bench sim --trace program.trace --save program.trace.zst
   farpage run --ram 32M --trace faults -- PROGRAM
-  farpage sim --trace faults --policy run --ram 64M --ram 128M";
+  seed-bench sim --trace faults --policy run --ram 64M --ram 128M";
 
-/// `farpage sim`.
+/// `seed-bench sim`.
 #[derive(Debug, Args)]
 pub struct SimArgs {
     /// A recorded trace (-: stdin); may be repeated
@@ -88,7 +87,7 @@ struct Row {
 /// # Errors
 /// A trace or an argument that cannot be read, a file that cannot be written.
 pub fn main(args: &SimArgs) -> Result<ExitCode> {
-    let _progress = progress::begin("farpage sim");
+    let _progress = progress::begin("seed-bench sim");
     let synthetic = |text: &String| {
         let kind = Synthetic::parse(text).map_err(|e| Failure::usage(format!("--synthetic: {e}")))?;
         progress::step(format_args!("making {text}"));
@@ -118,7 +117,7 @@ pub fn main(args: &SimArgs) -> Result<ExitCode> {
             rows.extend(run(args, trace, ram));
         }
     }
-    report::write(&rows, args.json.as_deref())?;
+    write(&rows, args.json.as_deref())?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -162,4 +161,75 @@ fn run(args: &SimArgs, trace: &Trace, ram: u32) -> Vec<Row> {
         Row { trace: trace_name, pages: trace.pages, ram, policy: name, counts, lru: lru.reads, opt: opt.reads }
     };
     POLICIES.iter().filter(wanted).map(row).collect()
+}
+
+fn ratio(a: u64, b: u64) -> String {
+    match (a, b) {
+        (0, 0) => String::from("1.00"),
+        (_, 0) => String::from("-"),
+        (a, b) => format!("{:.2}", a as f64 / b as f64),
+    }
+}
+
+fn table(rows: &[Row]) {
+    let mut last = None;
+    for row in rows {
+        let head = (&row.trace, row.ram);
+        if last != Some(head) {
+            println!(
+                "{}{}: {} accesses to {} pages, {} pages of memory, {} first touches",
+                if last.is_some() { "\n" } else { "" },
+                row.trace,
+                row.counts.accesses,
+                row.pages,
+                row.ram,
+                row.counts.first
+            );
+            println!(
+                "  {:<8} {:>10} {:>10} {:>8} {:>10} {:>10} {:>10} {:>7} {:>7}",
+                "policy", "reads", "pages in", "miss %", "minor", "out", "writes", "x LRU", "x OPT"
+            );
+            last = Some(head);
+        }
+        let c = &row.counts;
+        println!(
+            "  {:<8} {:>10} {:>10} {:>8.3} {:>10} {:>10} {:>10} {:>7} {:>7}",
+            row.policy,
+            c.reads,
+            c.reads + c.ahead,
+            100.0 * c.miss_ratio(),
+            c.minor,
+            c.out,
+            c.writes,
+            ratio(c.reads, row.lru),
+            ratio(c.reads, row.opt)
+        );
+    }
+}
+
+fn json(rows: &[Row]) -> Value {
+    let row = |row: &Row| {
+        json!({
+            "trace": row.trace.as_str(),
+            "pages": row.pages,
+            "ram_pages": row.ram,
+            "policy": row.policy,
+            "accesses": row.counts.accesses,
+            "first_touches": row.counts.first,
+            "reads": row.counts.reads,
+            "pages_in": row.counts.reads + row.counts.ahead,
+            "minor_faults": row.counts.minor,
+            "pages_out": row.counts.out,
+            "writes": row.counts.writes,
+            "miss_ratio": row.counts.miss_ratio(),
+            "lru_reads": row.lru,
+            "opt_reads": row.opt,
+        })
+    };
+    json!({ "schema": SCHEMA, "rows": rows.iter().map(row).collect::<Vec<_>>() })
+}
+
+/// Prints the table, or writes JSON.
+fn write(rows: &[Row], to: Option<&Path>) -> Result<()> {
+    table_or_json(to, || table(rows), || json(rows).to_string())
 }
