@@ -114,7 +114,8 @@ def situation_jobs():
             command = [sys.executable, "-B", "-m", "unittest", "-q", f"{file.stem}.{name}"]
             kind = file.stem.removeprefix("test_")
             after = ("build/release", "build/checked", "build/programs")
-            yield Job(f"situations/{kind}/{name}", namespace(command), after, {"cwd": SITUATIONS}, 3 * len(tests), tests)
+            options = {"cwd": SITUATIONS}
+            yield Job(f"situations/{kind}/{name}", namespace(command), after, options, 3 * len(tests), tests)
 
 
 def program_jobs():

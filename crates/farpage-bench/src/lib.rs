@@ -1,9 +1,11 @@
-//! Measurements for users: commands of `farpage bench`, and page traces. Those of farpage's parts are the command `seed-bench`.
+//! Measurements for users: `farpage bench` and `farpage size`; page traces. Those of farpage's parts are the command
+//! `seed-bench`.
 
 pub mod anonymous;
 pub mod compare;
 mod destination;
 pub mod program;
+pub mod size;
 pub mod trace;
 pub mod tree;
 

@@ -186,8 +186,8 @@ pub enum Command {
     #[command(after_help = SWAPOFF_EXAMPLES)]
     Swapoff(SwapoffArgs),
     /// Say how much RAM a program needs: how long it takes, by how much it has
-    #[command(after_help = crate::size::EXAMPLES)]
-    Size(crate::size::SizeArgs),
+    #[command(after_help = farpage_bench::size::EXAMPLES)]
+    Size(farpage_bench::size::SizeArgs),
     /// Measure farpage
     Bench(crate::bench::BenchArgs),
     /// A workload process of `bench`

@@ -20,7 +20,6 @@ mod preload;
 mod report;
 mod run;
 mod set;
-mod size;
 mod stat_cmd;
 mod swapoff;
 #[cfg(all(test, feature = "top"))]
@@ -35,7 +34,7 @@ mod user;
 use args::{Cli, Command};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser};
-use farpage_command::{failure, output, process, progress};
+use farpage_command::{failure, output, process};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -70,7 +69,7 @@ fn main() -> ExitCode {
         Command::Exporter(args) => exporter::main(&args),
         Command::Report(args) => report::main(&args),
         Command::Doctor(args) => doctor::main(&args),
-        Command::Size(args) => size::main(&args),
+        Command::Size(args) => farpage_bench::size::main(&args, |program| preload::did_not_start(program)),
         Command::Bench(args) => bench::main(&args),
         Command::BenchWorkload { spec } => farpage_bench::compare::child::main(&spec),
         Command::BenchGuard => Ok(farpage_bench::compare::kernel::guard()),

@@ -11,21 +11,22 @@
 //! | [`budgets`] | which budgets are run and shown: numbers only |
 //! | [`report`] | the table, JSON |
 //!
-//! Called by `main`. Runs are [`farpage_bench::program`]'s, the trace is read by [`farpage_bench::trace`]. No locks: threads
+//! Called by the command. Runs are [`crate::program`]'s, the trace is read by [`crate::trace`]. No locks: threads
 //! simulate, each a memory of its own.
 
 mod budgets;
 mod model;
 mod report;
 
+use crate::compare::row::Spread;
 use crate::failure::{Failure, Result, why};
-use crate::{output, preload, progress};
+use crate::program::{self, Ended, Invocation};
+use crate::trace::{self, Trace};
+use crate::{output, progress};
 use budgets::{KNEES, RAM_MIN, up};
 use clap::Args;
 use farpage::PAGE_SIZE;
-use farpage_bench::compare::row::Spread;
-use farpage_bench::program::{self, Ended, Invocation};
-use farpage_bench::trace::{self, Trace};
+use farpage_ipc::conf::{SwapSpec, size};
 use farpage_swap::sim::{AccessKind, Counts, Run as Policy, replay};
 use model::{Curve, Expected, Model, Run};
 use std::ffi::OsString;
@@ -36,6 +37,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+/// What stands below the help.
 pub const EXAMPLES: &str = "\
 It runs the program seven times or so: as it is (twice), recorded, and with four or five budgets. Two or \
     three of these say what a fault costs here. The other two are predicted first, and shown beside what was \
@@ -142,11 +144,14 @@ struct Found {
     runs: Vec<Checked>,
 }
 
+/// In words, that the library did not start in a program of this name.
+pub type DidNotStart = fn(&dyn std::fmt::Display) -> String;
+
 /// Runs the subcommand.
 ///
 /// # Errors
 /// Wrong options; a program that cannot be started, fails, or takes too little memory to be sized.
-pub fn main(args: &SizeArgs) -> Result<ExitCode> {
+pub fn main(args: &SizeArgs, did_not_start: DidNotStart) -> Result<ExitCode> {
     for spec in &args.swap {
         SwapSpec::parse(spec).map_err(|e| Failure::usage(format!("--swap: {e}")))?;
     }
@@ -156,7 +161,7 @@ pub fn main(args: &SizeArgs) -> Result<ExitCode> {
     }
     program::catch_signals();
     let _progress = progress::begin("farpage size");
-    let found = Sizing::new(args).run()?;
+    let found = Sizing::new(args, did_not_start).run()?;
     found.write(args.json.as_deref())?;
     Ok(ExitCode::SUCCESS)
 }
@@ -164,6 +169,7 @@ pub fn main(args: &SizeArgs) -> Result<ExitCode> {
 /// What all runs have in common.
 struct Sizing<'a> {
     args: &'a SizeArgs,
+    did_not_start: DidNotStart,
     program: Invocation,
     options: Vec<OsString>,
     notes: Vec<String>,
@@ -173,10 +179,11 @@ struct Sizing<'a> {
 }
 
 impl Sizing<'_> {
-    fn new(args: &SizeArgs) -> Sizing<'_> {
+    fn new(args: &SizeArgs, did_not_start: DidNotStart) -> Sizing<'_> {
         let limit = Some(Duration::from_secs(args.limit));
         Sizing {
             args,
+            did_not_start,
             program: Invocation { limit, ..Invocation::of(&args.program) },
             options: args.swap.iter().flat_map(|spec| ["--swap".into(), spec.into()]).collect(),
             notes: Vec::new(),
@@ -273,7 +280,7 @@ impl Sizing<'_> {
             return Err(Failure::with_status(1, text));
         }
         if !ended.stopped && !ended.managed {
-            let failure = Failure::with_status(1, preload::did_not_start(name));
+            let failure = Failure::with_status(1, (self.did_not_start)(&name));
             return Err(failure.help("farpage run --verbose -- PROGRAM says more"));
         }
         Ok(ended)
