@@ -6,12 +6,16 @@
 //! changes.
 
 use crate::failure::{Failure, Result, why};
-use crate::preload::{ENV_PRELOAD, NAME};
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+
+/// Names the library outright.
+pub const ENV_PRELOAD: &str = "FARPAGE_PRELOAD";
+/// Its file.
+pub const NAME: &str = "libfarpage_preload.so";
 
 /// A name for the library's content, and the library.
 #[cfg(feature = "embed")]

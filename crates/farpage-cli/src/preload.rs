@@ -1,6 +1,6 @@
 //! Where the preload library is.
 
-use crate::embedded;
+use crate::embedded::{self, ENV_PRELOAD};
 use crate::failure::{Failure, Result, why};
 use farpage_ipc::conf::ENV_DISABLE;
 use object::LittleEndian as Little;
@@ -13,10 +13,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// Names the library outright.
-pub const ENV_PRELOAD: &str = "FARPAGE_PRELOAD";
-/// Its file.
-pub const NAME: &str = "libfarpage_preload.so";
+pub use crate::embedded::NAME;
 
 /// The library: `FARPAGE_PRELOAD`, else next to the command, else `../lib/farpage` from there, else the command's own.
 ///

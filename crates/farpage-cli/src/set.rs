@@ -1,7 +1,7 @@
 //! `farpage set`: another budget for a tree that runs. `farpage top` gives one in the same way.
 
 use crate::args::SetArgs;
-use crate::attach;
+use crate::attach::start;
 use crate::budget::budget;
 use crate::failure::{Failure, Result, say};
 use crate::process;
@@ -39,7 +39,7 @@ pub fn wake_small(tree: &Tree, started: impl Fn(&Member)) -> Vec<Failure> {
     let is_stopped = |m: &Member| process::is_stopped(m.pid.load(Relaxed));
     let is_small = |m: &&Member| m.kind() == MemberKind::Dormant && !is_stopped(m);
     let small: Vec<&Member> = tree.segment.living().filter(is_small).collect();
-    let wake = |member: &Member| attach::wake(member.pid.load(Relaxed)).map(|()| started(member));
+    let wake = |member: &Member| start::wake(member.pid.load(Relaxed)).map(|()| started(member));
     small.into_iter().filter_map(|member| wake(member).err()).collect()
 }
 

@@ -143,6 +143,12 @@ impl Tree {
         Some(bytes(self.segment.budget())).filter(|bytes| *bytes < tree::UNLIMITED)
     }
 
+    /// Gives it a budget; what that is in whole pages, bytes.
+    pub fn give(&self, budget: u64) -> u64 {
+        self.segment.set_budget(budget);
+        self.budget().unwrap_or(budget)
+    }
+
     /// Members that live, the largest first.
     pub fn members(&self) -> Vec<&Member> {
         let mut members: Vec<&Member> = self.segment.living().collect();

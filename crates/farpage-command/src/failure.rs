@@ -1,6 +1,7 @@
 //! What the command says when it cannot go on, and the exit status that goes with it.
 
 use farpage_run::probe::Refusal;
+use std::ffi::OsStr;
 use std::fmt;
 
 /// The command line is wrong; under `run`, that is [`FAILED`].
@@ -81,5 +82,14 @@ pub fn why(error: &std::io::Error) -> String {
     match chars.next() {
         Some(first) => first.to_lowercase().chain(chars).collect(),
         None => "unknown error".into(),
+    }
+}
+
+/// A path as the shell user typed it.
+pub fn shown(path: &(impl AsRef<OsStr> + ?Sized)) -> String {
+    let path = path.as_ref();
+    match path.to_str() {
+        Some(text) if !text.is_empty() && !text.contains(|c: char| c.is_control()) => text.to_owned(),
+        _ => format!("{path:?}"),
     }
 }

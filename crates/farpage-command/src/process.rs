@@ -53,8 +53,12 @@ fn text(path: &str) -> io::Result<String> {
     fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Resident anonymous memory of a process, bytes, each page divided by the number of processes that have it; 0 where it
-/// may not be looked at.
+/// Resident anonymous memory of a process, bytes; 0 where it may not be looked at.
+pub fn anonymous(pid: u32) -> u64 {
+    Status::read(pid).map_or(0, |status| status.anonymous())
+}
+
+/// The same, each page divided by the number of processes that have it.
 pub fn anonymous_share(pid: u32) -> u64 {
     let rollup = text(&format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
     let line = rollup.lines().find_map(|line| line.strip_prefix("Pss_Anon:")).unwrap_or_default();

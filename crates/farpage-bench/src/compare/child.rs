@@ -9,13 +9,12 @@
 
 use super::content::Content;
 use super::latencies::Latencies;
-use super::side::rss_anon;
 use super::workload::{Bench, Measured, Memory, Source, Workload};
 use crate::anonymous;
 use crate::failure::{Failure, Result, why};
 use farpage::PAGE_SIZE;
 use farpage::region::{Pager, Region};
-use farpage_ipc::conf::SwapSpec;
+use farpage_command::process::anonymous;
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 use serde::{Deserialize, Serialize};
 use std::ffi::c_void;
@@ -122,7 +121,7 @@ struct Regions {
 impl Regions {
     fn new(ram: u64, swap: &[String]) -> Result<Regions> {
         // The limit is for the whole process, as the kernel's is.
-        let budget = ram.saturating_sub(rss_anon(std::process::id()));
+        let budget = ram.saturating_sub(anonymous(std::process::id()));
         let mut builder = Pager::builder().budget(budget);
         if !swap.is_empty() {
             let devices = swap.iter().map(|s| SwapSpec::parse(s)).collect::<std::result::Result<Vec<_>, _>>();

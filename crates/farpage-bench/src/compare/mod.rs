@@ -16,6 +16,7 @@ pub mod kernel;
 pub mod latencies;
 mod report;
 pub mod row;
+mod setting;
 pub mod side;
 mod workload;
 
@@ -23,13 +24,16 @@ use crate::destination::Destination;
 use crate::failure::{Failure, Result, say, why};
 use crate::progress;
 use child::{MemoryKind, Spec};
-use clap::{Args, ValueEnum};
+use clap::Args;
 use farpage_command::machine::System;
 use farpage_ipc::conf::parse_idle_poll;
+use farpage_ipc::conf::parse_idle_poll;
+use farpage_ipc::conf::size;
 use farpage_ipc::conf::size;
 use kernel::{KernelSide, SwapKind};
 use row::{Round, Row};
-use side::{INTERRUPTED, Pager, Sample};
+use setting::{Against, Mode, Setting};
+use side::{Counter, INTERRUPTED, Pager, Sample};
 use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -94,67 +98,6 @@ pub struct CompareArgs {
     /// Write the results as JSON (-: standard output, without the table)
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-}
-
-/// How farpage gets at the memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Mode {
-    /// A region of the library: the workload asks for its memory
-    Region,
-    /// `farpage run`: plain memory, adopted
-    Run,
-}
-
-impl Mode {
-    fn name(self) -> &'static str {
-        match self {
-            Mode::Region => "region",
-            Mode::Run => "run",
-        }
-    }
-}
-
-/// What farpage is compared with.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Against {
-    /// Anonymous memory, swap on compressed RAM
-    Zram,
-    /// Anonymous memory, a swap file
-    File,
-    /// A mapped file
-    Mmap,
-}
-
-impl Against {
-    fn name(self) -> &'static str {
-        match self {
-            Against::Zram => "zram",
-            Against::File => "file",
-            Against::Mmap => "mmap",
-        }
-    }
-}
-
-/// A number of the engine in a process, by its name on the statistics page.
-pub type Counter = fn(pid: u32, name: &str) -> Option<u64>;
-
-/// The setting of all runs.
-#[derive(Debug, Clone)]
-pub struct Setting {
-    /// The kernel's limit, bytes.
-    pub ram: u64,
-    /// Data, bytes.
-    pub data: u64,
-    /// Threads.
-    pub threads: u64,
-    /// `run` or `region`.
-    pub mode: Mode,
-    /// What the kernel swaps to.
-    pub against: Against,
-    /// Rounds.
-    pub rounds: u64,
-    /// In words: the machine, and what is special about this measurement.
-    pub notes: Vec<String>,
 }
 
 /// Runs the subcommand. `counter` is asked of processes under `farpage run`.

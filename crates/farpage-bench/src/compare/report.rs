@@ -1,7 +1,7 @@
 //! The result as a table for the terminal, and as JSON.
 
-use super::Setting;
 use super::row::{Row, Side, Spread};
+use super::setting::Setting;
 use crate::output::SCHEMA;
 use serde_json::{Value, json};
 
@@ -100,9 +100,9 @@ fn json_side(side: &Side) -> Value {
 
 #[cfg(test)]
 mod tests {
+    use super::super::setting::{Against, Mode};
     use super::super::side::Sample;
     use super::super::workload::Workload;
-    use super::super::{Against, Mode};
     use super::*;
 
     #[test]

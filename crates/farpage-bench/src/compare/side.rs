@@ -1,10 +1,9 @@
 //! One run of a workload process on one side, watched from outside.
 
-use super::Counter;
 use super::child::{Done, Spec, Step};
 use super::kernel::KernelSide;
 use crate::failure::{Failure, Result, why};
-use farpage_command::process::Status;
+use farpage_command::process;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
@@ -14,6 +13,9 @@ use std::time::Duration;
 
 /// Set by SIGINT, SIGTERM and SIGHUP: the workload process is ended, and then the bench.
 pub static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+/// A number of the engine in a process, by its name on the statistics page.
+pub type Counter = fn(pid: u32, name: &str) -> Option<u64>;
 
 /// How often resident memory is sampled, and the kernel's statistics are read.
 pub const SAMPLE_EVERY: Duration = Duration::from_millis(10);
@@ -117,11 +119,6 @@ impl Drop for Running {
     }
 }
 
-/// Resident anonymous memory of a process, bytes; 0: it is gone.
-pub fn rss_anon(pid: u32) -> u64 {
-    Status::read(pid).map_or(0, |status| status.anonymous())
-}
-
 fn watch(pid: u32, stat: Option<&std::path::Path>, peak: &AtomicU64, over: &AtomicBool) {
     while !over.load(Relaxed) {
         if INTERRUPTED.load(Relaxed) {
@@ -131,7 +128,7 @@ fn watch(pid: u32, stat: Option<&std::path::Path>, peak: &AtomicU64, over: &Atom
         if let Some(stat) = stat {
             let _ = fs::read(stat);
         }
-        peak.fetch_max(rss_anon(pid), Relaxed);
+        peak.fetch_max(process::anonymous(pid), Relaxed);
         std::thread::sleep(SAMPLE_EVERY);
     }
 }

@@ -1,9 +1,11 @@
 //! `farpage bench program --ram A,B,C`: time over RAM, measured. Called by [`super`], whose rounds these are.
 
-use super::{
-    Destination, Invocation, ProgramArgs, RAM_PERCENT, Rows, cpu_ticks, machine, measure, meter, no_kernel, plain,
-    setting, stolen,
-};
+use super::report::Rows;
+use super::rounds::{ProgramArgs, RAM_PERCENT, measure, meter, no_kernel, plain, setting};
+use super::side::{Ended, Invocation};
+use crate::compare::side::catch_signals;
+use crate::compare::{cpu_ticks, machine, stolen};
+use crate::destination::Destination;
 use crate::failure::{Result, say};
 use crate::output::SCHEMA;
 use crate::output::bar;
@@ -21,7 +23,7 @@ const BAR_TIMES: f64 = 6.0;
 pub fn main(args: &ProgramArgs, destination: Destination<'_>) -> Result<ExitCode> {
     let program = Invocation::of(&args.program);
     let mut notes = vec![machine()];
-    super::catch_signals();
+    catch_signals();
     let before = cpu_ticks();
     let meter = meter();
     let meter = meter.as_ref();
@@ -72,7 +74,7 @@ fn json(notes: &[String], sizes: &[Value]) -> Value {
 
 /// One size; `ram`: the kernel's limit, bytes.
 fn line(rows: &Rows, ram: u64) -> String {
-    let median = |side: &str, of: fn(&super::Ended) -> f64| rows.median(side, of);
+    let median = |side: &str, of: fn(&Ended) -> f64| rows.median(side, of);
     let seconds = |side: &str| median(side, |ended| ended.wall_s);
     let faults = |side: &str| median(side, |ended| ended.major_faults as f64);
     let shown = |value: Option<f64>, digits: usize| value.map_or("-".into(), |value| format!("{value:.digits$}"));
@@ -94,8 +96,8 @@ fn line(rows: &Rows, ram: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::side::{Counted, Ended};
-    use super::super::{Round, Rows};
+    use super::super::report::Round;
+    use super::super::side::Counted;
     use super::*;
     use std::os::unix::process::ExitStatusExt;
 

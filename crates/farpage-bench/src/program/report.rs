@@ -1,10 +1,29 @@
 //! Medians and ranges of the rounds, as a table and as JSON.
 
-use super::Round;
 use super::side::Ended;
 use crate::compare::row::Spread;
 use serde_json::{Value, json};
 use std::ffi::OsString;
+
+/// One of each.
+#[derive(Debug, Clone)]
+pub struct Round {
+    /// The program as it is.
+    pub plain: Ended,
+    /// On the kernel's swap, where that is measured.
+    pub kernel: Option<Ended>,
+    /// Under farpage.
+    pub farpage: Ended,
+    /// farpage's budget, bytes.
+    pub ram: u64,
+}
+
+impl Round {
+    /// farpage's largest resident anonymous memory, as a part of its budget.
+    pub fn peak_share(&self) -> f64 {
+        self.farpage.peak_rss_anon as f64 / self.ram.max(1) as f64
+    }
+}
 
 /// What was measured so far.
 #[derive(Debug, Default)]

@@ -4,8 +4,9 @@
 //! the first process is told to end; what it runs in the kernel's cgroup goes with that.)
 
 use crate::compare::kernel::KernelSide;
-use crate::compare::side::{INTERRUPTED, SAMPLE_EVERY, rss_anon};
+use crate::compare::side::{INTERRUPTED, SAMPLE_EVERY};
 use crate::failure::{Failure, NOT_EXECUTABLE, NOT_FOUND, Result, why};
+use farpage_command::process::anonymous;
 use serde_json::Value;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -169,7 +170,7 @@ pub fn run(program: &Invocation, pager: &Pager<'_>, meter: Option<&KernelSide>) 
         }
         // (The kernel's side must be read now and then, lest the kernel decides from stale numbers and kills.)
         let now = cgroup.and_then(KernelSide::anonymous);
-        peak = peak.max(now.unwrap_or_else(|| rss_anon(child.id())));
+        peak = peak.max(now.unwrap_or_else(|| anonymous(child.id())));
         if let Some(ended) = group.ended()? {
             break ended;
         }

@@ -3,10 +3,10 @@
 //!
 //! Caller: [`super`]. No locks.
 
-use super::Start;
+use super::start::Start;
 use super::target::Target;
 use crate::failure::{Result, say};
-use crate::process::{self, Status};
+use crate::process;
 use crate::trees;
 use farpage_ipc::conf::size;
 use rustix::fd::AsFd;
@@ -54,7 +54,7 @@ pub fn take_in(target: &Target, start: &Start<'_>) -> Result<()> {
             let done = Target::look(pid).and_then(|target| start.begin(&target, Some(segment.as_fd())));
             // One that has ended meanwhile has no memory.
             if let Err(failure) = done
-                && Status::read(pid).is_ok_and(|status| status.anonymous() > 0)
+                && process::anonymous(pid) > 0
             {
                 tree.segment.counts_too(pid);
                 refused.insert(pid);
@@ -67,8 +67,8 @@ pub fn take_in(target: &Target, start: &Start<'_>) -> Result<()> {
 
 /// One line, if those that stay outside have much of a budget of `bytes`.
 pub fn say_who_stays_outside(target: &Target, bytes: u64) {
-    let has = |pid: u32| Status::read(pid).map_or(0, |status| status.anonymous());
-    let mut outside: Vec<(u64, u32)> = outside(target.pid).into_iter().map(|pid| (has(pid), pid)).collect();
+    let mut outside: Vec<(u64, u32)> =
+        outside(target.pid).into_iter().map(|pid| (process::anonymous(pid), pid)).collect();
     let all: u64 = outside.iter().map(|(has, _)| has).sum();
     if all <= bytes / MUCH_PART {
         return;

@@ -6,6 +6,7 @@
 //!
 //! | module | what |
 //! | --- | --- |
+//! | [`start`] | loads the library into a process, and starts its engine |
 //! | [`target`] | who can be attached to, and why not |
 //! | [`place`] | which thread, and where |
 //! | [`tracee`], [`stops`] | the thread: calls for us, and is put back; `ptrace` |
@@ -20,6 +21,7 @@ mod filter;
 mod memory;
 mod pass;
 mod place;
+pub mod start;
 mod stops;
 mod symbols;
 mod target;
@@ -28,33 +30,14 @@ mod userfaultfds;
 
 use crate::args::AttachArgs;
 use crate::budget::budget;
-use crate::failure::{Failure, Result, say, why};
+use crate::failure::{Result, say};
 use crate::{preload, run, set};
 use farpage::PAGE_SIZE;
 use farpage_ipc::conf::size;
-use farpage_run::probe;
-use farpage_run::shared::outcome::{StartFailure, StartOutcome};
-use place::Places;
-use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
-use std::cell::Cell;
-use std::fmt::Display;
-use std::fs;
-use std::io::Write;
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use start::Start;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use target::Target;
-use tracee::{Refused, Tracee};
-
-/// For how long a thread at a safe place is looked for.
-const SEARCH_MAX: Duration = Duration::from_secs(5);
-/// Between two looks at its threads, at most.
-const PAUSE_MAX: Duration = Duration::from_millis(50);
-/// How long the engine may take to start.
-const START_MAX: Duration = Duration::from_secs(10);
 
 /// Runs the subcommand.
 ///
@@ -68,7 +51,7 @@ pub fn main(args: &AttachArgs) -> Result<ExitCode> {
     };
     let bytes = budget(Some(&args.ram))?.bytes;
     let (conf, text) = run::configuration_of_running(bytes, &args.engine)?;
-    let start = Start { library: preload::find()?, configuration: text, note: &note, said: Cell::new(false) };
+    let start = Start::new(preload::find()?, text, &note);
     let target = if args.tree { Target::look_at_member(args.pid)? } else { Target::look(args.pid)? };
     let since = Instant::now();
     if target.library().is_some() {
@@ -85,218 +68,4 @@ pub fn main(args: &AttachArgs) -> Result<ExitCode> {
         note(&format_args!("within {} after {:.2} s", size::format(conf.ram), since.elapsed().as_secs_f64()));
     }
     Ok(if is_within { ExitCode::SUCCESS } else { ExitCode::FAILURE })
-}
-
-/// What is done to a process.
-struct Start<'a> {
-    library: PathBuf,
-    configuration: String,
-    note: &'a dyn Fn(&dyn Display),
-    /// What some of them lack was said.
-    said: Cell<bool>,
-}
-
-impl Start<'_> {
-    /// Starts an engine in the process, in a tree of its own, or in that whose segment this is.
-    fn begin(&self, target: &Target, segment: Option<BorrowedFd<'_>>) -> Result<()> {
-        if target.is_filtered {
-            look_at_filter(target)?;
-        }
-        let is_own = target.uid == rustix::process::geteuid().as_raw();
-        if is_own {
-            // What this user may not have, its program may not.
-            probe::Probe::take(None).verdict()?;
-        }
-        let (outcome, is_limited) = self.load(target, is_own, segment)?;
-        await_start(target, outcome)?;
-        if is_limited && !self.said.replace(true) {
-            say_what_is_limited(target);
-        }
-        (self.note)(&format_args!("the engine runs in process {} ({})", target.pid, target.name));
-        Ok(())
-    }
-
-    /// Loads the library into the process, and tells it to start; where it says what became of that.
-    ///
-    /// `is_own`: of this command's user. Also returns whether the process has userfaultfds that were made for it.
-    fn load(&self, target: &Target, is_own: bool, segment: Option<BorrowedFd<'_>>) -> Result<(usize, bool)> {
-        let Start { library, configuration, note, .. } = self;
-        let file = fs::read(library)
-            .map_err(|error| Failure::new(format!("cannot read {}: {}", library.display(), why(&error))))?;
-        let symbol = |name: &str| {
-            let missing = || Failure::new(format!("{} has no {name}: it is of another version", library.display()));
-            symbols::address(&file, name).ok_or_else(missing)
-        };
-        let [start, join, take] = [symbol("farpage_start")?, symbol("farpage_join")?, symbol("farpage_take")?];
-        let outcome = symbol("farpage_start_outcome")?;
-        let mut tracee = borrow(target)?;
-        note(&format_args!("thread {} of process {} loads {}", tracee.tid(), target.pid, library.display()));
-        let may = is_own || userfaultfds::can_itself(&mut tracee)?;
-        let made = if may { None } else { Some(userfaultfds::make(target, &mut tracee)?) };
-        let mut handle = match is_visible(target, library) {
-            true => open(target, &mut tracee, library.as_os_str().as_bytes())?,
-            false => 0,
-        };
-        if handle == 0 {
-            // It has another file system, or may not read ours.
-            let copy = in_memory(&file)?;
-            let number = pass::give(&target.memory, target.pid, &mut tracee, copy.as_fd())?;
-            handle = open(target, &mut tracee, format!("/proc/self/fd/{number}").as_bytes())?;
-        }
-        if handle == 0 {
-            let at = tracee.call(target.error, [0; 3])?;
-            return Err(target.refuse(&format!("the library cannot be loaded there: {}", text_at(target, at))));
-        }
-        // The loader's description of a library begins with where it was loaded.
-        let mut base = [0; 8];
-        target.memory.read(handle, &mut base)?;
-        let at = |symbol: u64| usize::from_le_bytes(base) + symbol as usize;
-        if let Some(segment) = segment {
-            let number = pass::give(&target.memory, target.pid, &mut tracee, segment)?;
-            tracee.call(at(join), [number, 0, 0])?;
-        }
-        if let Some([program, engine]) = made {
-            let mut give = |made: OwnedFd| pass::give(&target.memory, target.pid, &mut tracee, made.as_fd());
-            let numbers = [give(program)?, give(engine)?];
-            tracee.call(at(take), [numbers[0], numbers[1], 0])?;
-        }
-        let [text] = tracee.put([configuration.as_bytes()])?;
-        let failed = tracee.call(at(start), [text, usize::MAX, 0])?;
-        if failed != 0 {
-            let why = text_at(target, failed);
-            // Nothing has begun that would use it.
-            if outcome_at(target, at(outcome))?.is_none() {
-                tracee.call(target.close, [handle, 0, 0])?;
-            }
-            return Err(target.refuse(&why));
-        }
-        let stopped = tracee.stopped_for();
-        drop(tracee);
-        note(&format_args!("it was stopped, or at work for farpage, for {:.1} ms", stopped.as_secs_f64() * 1e3));
-        Ok((at(outcome), !may))
-    }
-}
-
-/// Refuses a process whose filters an engine could not work under. The engine gets those of the thread that starts it,
-/// which is the main one then.
-fn look_at_filter(target: &Target) -> Result<()> {
-    let anywhere = |_: &libc::user_regs_struct| true;
-    let main = target.pid as i32;
-    let tracee = Tracee::stop(&target.memory, main, target.system_call, anywhere).map_err(|refused| match refused {
-        Refused::Failed(failure) => failure,
-        Refused::Unsafe | Refused::Gone => target.refuse("it has ended"),
-    })?;
-    let filters = tracee.filters()?;
-    drop(tracee);
-    filter::obstacle(&filters)?.map_or(Ok(()), |why| Err(target.refuse(&why)))
-}
-
-/// Starts the engine of a process that has the library, and is so small that it has none.
-///
-/// # Errors
-/// No thread of it can be borrowed.
-pub fn wake(pid: u32) -> Result<()> {
-    let target = Target::look_at_member(pid)?;
-    let library = target.library().ok_or_else(|| target.refuse("the library is not in its memory"))?;
-    let file = target.memory.file_of(library)?;
-    let missing = || target.refuse("its library is of another version");
-    let function = symbols::address(&file, "farpage_wake").ok_or_else(missing)?;
-    borrow(&target)?.call(library.range.0 + function as usize, [0; 3])?;
-    Ok(())
-}
-
-/// One line: which processes that it starts cannot be managed.
-fn say_what_is_limited(target: &Target) {
-    let (pid, name, uid, device) = (target.pid, target.name.escape_debug(), target.uid, probe::DEVICE);
-    say(format_args!(
-        "farpage: programs that process {pid} ({name}) starts from now on, and children that it forks while it is below \
-         its budget, count, and are not swapped out: user {uid} may not open {device}\n  \
-         help: setfacl -m u:{uid}:rw {device} lets this user have userfaultfds, until the next boot"
-    ));
-}
-
-/// Has the process load a library; 0: it cannot.
-fn open(target: &Target, tracee: &mut Tracee<'_>, path: &[u8]) -> Result<usize> {
-    let [path] = tracee.put([path])?;
-    tracee.call(target.open, [path, libc::RTLD_NOW as usize, 0])
-}
-
-/// A file in memory, as it stays.
-fn in_memory(content: &[u8]) -> Result<OwnedFd> {
-    let made = || -> std::io::Result<OwnedFd> {
-        let mut file = fs::File::from(memfd_create(preload::NAME, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
-        file.write_all(content)?;
-        fcntl_add_seals(&file, SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-        Ok(file.into())
-    };
-    made().map_err(|error| Failure::with_status(1, format!("cannot make a file in memory: {}", why(&error))))
-}
-
-/// What the process says of its start.
-fn outcome_at(target: &Target, at: usize) -> Result<Option<std::result::Result<(), StartFailure>>> {
-    let mut bytes = [0; StartOutcome::BYTES];
-    target.memory.read(at, &mut bytes)?;
-    Ok(StartOutcome::read(&bytes))
-}
-
-/// A thread of the process, at a place where it may call functions.
-fn borrow(target: &Target) -> Result<Tracee<'_>> {
-    let since = Instant::now();
-    let mut places = Places::new(target.pid, &target.memory, target.mappings.clone());
-    let mut pause = Duration::from_millis(1);
-    loop {
-        let threads = if target.is_filtered { vec![target.pid as i32] } else { places.threads() };
-        for tid in threads {
-            if !places.may_be_safe(tid) {
-                continue;
-            }
-            let is_safe = |registers: &libc::user_regs_struct| places.is_safe(tid, registers);
-            match Tracee::stop(&target.memory, tid, target.system_call, is_safe) {
-                Ok(tracee) => return Ok(tracee),
-                Err(Refused::Failed(failure)) => return Err(failure),
-                Err(Refused::Unsafe | Refused::Gone) => {
-                    places.learn();
-                }
-            }
-        }
-        if target.memory.read(target.system_call, &mut [0]).is_err() {
-            return Err(target.refuse("it has ended, or become another program"));
-        }
-        if since.elapsed() > SEARCH_MAX {
-            let why = "none of its threads came to a place where it can load a library";
-            return Err(target.refuse(why).help("try again"));
-        }
-        std::thread::sleep(pause);
-        pause = (pause * 3 / 2).min(PAUSE_MAX);
-    }
-}
-
-/// Whether the process sees the same file under this name.
-fn is_visible(target: &Target, library: &Path) -> bool {
-    let id = |path: &Path| fs::metadata(path).map(|file| (file.dev(), file.ino(), file.len())).ok();
-    let there = format!("/proc/{}/root{}", target.pid, library.display());
-    id(library).is_some_and(|file| id(Path::new(&there)) == Some(file))
-}
-
-/// A C string of the process.
-fn text_at(target: &Target, at: usize) -> String {
-    let mut text = Vec::new();
-    let mut byte = [0];
-    while text.len() < 1000 && target.memory.read(at + text.len(), &mut byte).is_ok() && byte[0] != 0 {
-        text.push(byte[0]);
-    }
-    String::from_utf8_lossy(&text).escape_debug().to_string()
-}
-
-/// Waits until the engine runs.
-fn await_start(target: &Target, outcome: usize) -> Result<()> {
-    let since = Instant::now();
-    loop {
-        match outcome_at(target, outcome).map_err(|_| target.refuse("it ended meanwhile"))? {
-            None if since.elapsed() > START_MAX => return Err(target.refuse("the engine does not start in it")),
-            None => std::thread::sleep(Duration::from_millis(1)),
-            Some(Ok(())) => return Ok(()),
-            Some(Err(why)) => return Err(target.refuse(&why.0.escape_debug().to_string())),
-        }
-    }
 }

@@ -163,7 +163,7 @@ impl Attaches {
         self.refused.remove(&id);
         // It was not enough meanwhile.
         let budget = tree.budget().unwrap_or(u64::MAX).min(attach.budget);
-        let budget = super::set(&tree, budget);
+        let budget = tree.give(budget);
         let seconds = attach.began.elapsed().as_secs_f64();
         let and = if is_within { String::new() } else { format!("; {words}") };
         let says = match attach.why.is_empty() {

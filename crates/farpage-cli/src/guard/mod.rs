@@ -24,7 +24,7 @@ use crate::args::GuardArgs;
 use crate::budget::Machine;
 use crate::cgroup::Group;
 use crate::failure::{Failure, Result, why};
-use crate::trees::{self, Tree};
+use crate::trees;
 use attaches::Attaches;
 use choice::Cut;
 use farpage_ipc::conf::size;
@@ -379,7 +379,7 @@ impl Guard<'_> {
             None => self.attaches.begin(target, place, budget, &why),
             Some(tree) => {
                 let (original, budget) = (tree.budget(), budget.saturating_add(target.elsewhere));
-                let budget = set(tree, budget);
+                let budget = tree.give(budget);
                 self.speaker.say(format_args!("{place}: {why}: it has a budget of {}", size::format(budget)));
                 let original = self.original(target.id, original);
                 self.given.insert(target.id, Given { original, budget });
@@ -422,7 +422,7 @@ impl Guard<'_> {
         self.given.retain(|id, _| !others.contains(id));
         let Some((out, id, most)) = best else { return };
         let (Ok(tree), Some(given)) = (trees::of(id.pid), self.given.get_mut(&id)) else { return };
-        let most = set(&tree, most);
+        let most = tree.give(most);
         given.budget = most;
         let (out, most) = (size::format(out), size::format(most));
         let (place, pid, name) = (&places[index].place, id.pid, trees::comm(id.pid));
@@ -442,10 +442,4 @@ impl Guard<'_> {
         };
         places.iter().enumerate().map(of).min().unwrap_or(0)
     }
-}
-
-/// Gives a tree a budget; what it is in whole pages, bytes.
-fn set(tree: &Tree, budget: u64) -> u64 {
-    tree.segment.set_budget(budget);
-    tree.budget().unwrap_or(budget)
 }

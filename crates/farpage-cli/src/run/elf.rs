@@ -1,11 +1,13 @@
 //! Will the preload library start in this file? Looks at the ELF header, the loader, privileges and `#!` lines.
 
-use super::{path_of, shown};
-use crate::failure::{Failure, NOT_EXECUTABLE, NOT_FOUND, Result};
+use super::program;
+use crate::failure::{Failure, NOT_EXECUTABLE, NOT_FOUND, Result, shown, why};
 use farpage_base::sys::loader::{self, ExecFormat, SCRIPTS};
 use rustix::fs::{FileType, Mode};
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 /// Interpreter names are this long at most, as for the kernel.
@@ -22,18 +24,17 @@ pub fn check(program: &Path) -> Result<()> {
         // A file that may be executed and not read cannot be judged.
         let Ok(file) = File::open(&path) else { return privileges(program, &path) };
         let format = loader::format(&file, &mut name).map_err(|errno| {
-            let why = crate::failure::why(&errno.into());
-            Failure::with_status(NOT_EXECUTABLE, format!("cannot run {}: {why}", shown(&path)))
+            Failure::with_status(NOT_EXECUTABLE, format!("cannot run {}: {}", shown(&path), why(&errno.into())))
         })?;
         match format {
             ExecFormat::Script(interpreter) => {
-                let interpreter = path_of(interpreter);
+                let interpreter = PathBuf::from(OsStr::from_bytes(interpreter));
                 interpreter_exists(&path, &interpreter)?;
                 path = interpreter;
             }
             ExecFormat::Unknown => path = PathBuf::from("/bin/sh"),
             ExecFormat::Dynamic(loader) => {
-                let loader = path_of(loader);
+                let loader = PathBuf::from(OsStr::from_bytes(loader));
                 if is_musl_loader(&loader) {
                     let why = "it is linked against musl, and the preload library needs glibc";
                     return Err(refuse(program, &path, why).help("use the build for glibc systems"));
@@ -70,7 +71,7 @@ fn refuse(program: &Path, file: &Path, why: &str) -> Failure {
 }
 
 fn interpreter_exists(script: &Path, interpreter: &Path) -> Result<()> {
-    super::program::find(interpreter.as_os_str(), None).map(|_| ()).map_err(|failure| {
+    program::find(interpreter.as_os_str(), None).map(|_| ()).map_err(|failure| {
         let what = if failure.status == NOT_FOUND { "does not exist" } else { "cannot be executed" };
         let (script, interpreter) = (shown(script), shown(interpreter));
         Failure::with_status(failure.status, format!("cannot run {script}: its interpreter {interpreter} {what}"))
@@ -82,7 +83,7 @@ fn loader_exists(program: &Path, file: &Path, loader: &Path) -> Result<()> {
     let via = if program == file { String::new() } else { format!("its interpreter {}: ", shown(file)) };
     let (status, why) = match e.kind() {
         io::ErrorKind::NotFound => (NOT_FOUND, "does not exist".into()),
-        _ => (NOT_EXECUTABLE, format!("cannot be used: {}", crate::failure::why(&e))),
+        _ => (NOT_EXECUTABLE, format!("cannot be used: {}", why(&e))),
     };
     let sentence = format!("cannot run {}: {via}its loader {} {why}", shown(program), shown(loader));
     Err(Failure::with_status(status, sentence)

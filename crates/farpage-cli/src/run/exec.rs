@@ -1,8 +1,7 @@
 //! The new process image: path, arguments, environment, and the exec itself.
 
-use super::shown;
 use crate::early;
-use crate::failure::{FAILED, Failure, NOT_EXECUTABLE, NOT_FOUND, Result, why};
+use crate::failure::{FAILED, Failure, NOT_EXECUTABLE, NOT_FOUND, Result, shown, why};
 use std::ffi::{CString, OsString};
 use std::fs::File;
 use std::io::{self, Read};

@@ -18,7 +18,7 @@ mod supervise;
 use crate::args::{EngineArgs, RunArgs};
 use crate::budget::{Budget, budget, budget_of, never_acts};
 use crate::early;
-use crate::failure::{Failure, Result, say, why};
+use crate::failure::{Failure, Result, say, shown, why};
 use crate::preload;
 use crate::trees;
 use crate::user;
@@ -37,7 +37,7 @@ use record::Recording;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::process::{Resource, getrlimit};
 use serde_json::{Value, json};
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -494,18 +494,4 @@ fn device_for_program(note: &dyn Fn(&dyn std::fmt::Display)) -> Option<Device> {
             None
         }
     }
-}
-
-/// A path as the shell user typed it, for messages.
-fn shown(path: &(impl AsRef<OsStr> + ?Sized)) -> String {
-    let path = path.as_ref();
-    match path.to_str() {
-        Some(text) if !text.is_empty() && !text.contains(|c: char| c.is_control()) => text.to_owned(),
-        _ => format!("{path:?}"),
-    }
-}
-
-/// `OsString` of raw bytes read from a file.
-fn path_of(bytes: &[u8]) -> PathBuf {
-    PathBuf::from(OsString::from(OsStr::from_bytes(bytes)))
 }

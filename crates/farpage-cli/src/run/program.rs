@@ -1,7 +1,6 @@
 //! Finds the program as `execvp` would.
 
-use super::shown;
-use crate::failure::{Failure, NOT_EXECUTABLE, NOT_FOUND, Result, why};
+use crate::failure::{Failure, NOT_EXECUTABLE, NOT_FOUND, Result, shown, why};
 use rustix::fs::{Access, AtFlags, CWD};
 use rustix::io::Errno;
 use std::ffi::OsStr;

@@ -1,8 +1,7 @@
 //! What `--stats` and `--stats-json` say about a program that has ended.
 
-use super::shown;
 use super::supervise::{Ended, How};
-use crate::failure::{Failure, Result, why};
+use crate::failure::{Failure, Result, shown, why};
 use crate::output;
 use crate::output::SCHEMA;
 use crate::page::{Page, SHARES, duration};

@@ -13,10 +13,12 @@ mod inputs;
 mod programs;
 mod table;
 
-use super::{Destination, Invocation, ProgramArgs, measure, meter, no_kernel, plain, setting};
+use super::rounds::{ProgramArgs, measure, meter, no_kernel, plain, setting};
+use super::side::Invocation;
 use crate::compare::kernel::KernelSide;
 use crate::compare::side::{INTERRUPTED, catch_signals};
 use crate::compare::{cpu_ticks, machine, stolen};
+use crate::destination::Destination;
 use crate::failure::{Failure, Result, say, why};
 use programs::{SuiteProgram, VARIABLES};
 use std::ffi::OsString;

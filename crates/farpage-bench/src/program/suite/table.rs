@@ -3,7 +3,7 @@
 use super::programs::SuiteProgram;
 use crate::compare::row::Spread;
 use crate::output::SCHEMA;
-use crate::program::Rows;
+use crate::program::report::Rows;
 use serde_json::{Value, json};
 use std::ffi::OsString;
 
