@@ -18,45 +18,15 @@ use std::fs;
 
 /// Calls in which a thread waits for others, for time, for input. Those that the kernel begins again by itself come
 /// first; the others return EINTR, which those who use them have to expect.
+#[rustfmt::skip]
 const WAITS: [i64; 38] = [
-    libc::SYS_nanosleep,
-    libc::SYS_clock_nanosleep,
-    libc::SYS_restart_syscall,
-    libc::SYS_poll,
-    libc::SYS_ppoll,
-    libc::SYS_select,
-    libc::SYS_pselect6,
-    libc::SYS_wait4,
-    libc::SYS_waitid,
-    libc::SYS_accept,
-    libc::SYS_accept4,
-    libc::SYS_recvfrom,
-    libc::SYS_recvmsg,
-    libc::SYS_read,
-    libc::SYS_write,
-    libc::SYS_writev,
-    libc::SYS_pwrite64,
-    libc::SYS_sendto,
-    libc::SYS_sendmsg,
-    libc::SYS_sendmmsg,
-    libc::SYS_recvmmsg,
-    libc::SYS_connect,
-    libc::SYS_fsync,
-    libc::SYS_fdatasync,
-    libc::SYS_flock,
-    libc::SYS_msgsnd,
-    libc::SYS_msgrcv,
-    libc::SYS_pause,
-    libc::SYS_rt_sigsuspend,
-    libc::SYS_semop,
-    libc::SYS_semtimedop,
-    libc::SYS_rt_sigtimedwait,
-    libc::SYS_io_getevents,
-    libc::SYS_io_uring_enter,
-    libc::SYS_epoll_wait,
-    libc::SYS_epoll_pwait,
-    libc::SYS_epoll_pwait2,
-    libc::SYS_futex,
+    libc::SYS_nanosleep, libc::SYS_clock_nanosleep, libc::SYS_restart_syscall, libc::SYS_poll, libc::SYS_ppoll,
+    libc::SYS_select, libc::SYS_pselect6, libc::SYS_wait4, libc::SYS_waitid, libc::SYS_accept, libc::SYS_accept4,
+    libc::SYS_recvfrom, libc::SYS_recvmsg, libc::SYS_read, libc::SYS_write, libc::SYS_writev, libc::SYS_pwrite64,
+    libc::SYS_sendto, libc::SYS_sendmsg, libc::SYS_sendmmsg, libc::SYS_recvmmsg, libc::SYS_connect, libc::SYS_fsync,
+    libc::SYS_fdatasync, libc::SYS_flock, libc::SYS_msgsnd, libc::SYS_msgrcv, libc::SYS_pause,
+    libc::SYS_rt_sigsuspend, libc::SYS_semop, libc::SYS_semtimedop, libc::SYS_rt_sigtimedwait, libc::SYS_io_getevents,
+    libc::SYS_io_uring_enter, libc::SYS_epoll_wait, libc::SYS_epoll_pwait, libc::SYS_epoll_pwait2, libc::SYS_futex,
 ];
 
 /// Signals that instructions cause: SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE, SIGSEGV.
@@ -66,17 +36,9 @@ const FORCED: u64 = 1 << 3 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 10;
 const FUTEX_WAIT_BITSET: u64 = 9;
 const FUTEX_COMMAND: u64 = 127;
 /// The loader, libc and what they have in older versions, allocators, and the unwinder: parts of names.
+#[rustfmt::skip]
 const UNSAFE: [&str; 11] = [
-    "ld-linux",
-    "libc.so",
-    "libc-2",
-    "libdl",
-    "libpthread",
-    "libgcc_s",
-    "malloc",
-    "mimalloc",
-    "hoard",
-    "[v",
+    "ld-linux", "libc.so", "libc-2", "libdl", "libpthread", "libgcc_s", "malloc", "mimalloc", "hoard", "[v",
     "libasan",
 ];
 
