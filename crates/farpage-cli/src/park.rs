@@ -89,7 +89,7 @@ pub fn ask(pid: u32, tree: &Tree) -> Result<Vec<Failure>> {
     while members(tree).is_empty() {
         if concerned(tree).next().is_none() || since.elapsed() > STARTED {
             let why = || format!("cannot park the tree of process {pid}: none of its processes has an engine");
-            return Err(failures.pop().unwrap_or_else(|| Failure::with_status(1, why())));
+            return Err(failures.pop().unwrap_or_else(|| Failure::new(why())));
         }
         std::thread::sleep(LOOK);
     }
@@ -111,7 +111,7 @@ pub fn park(args: &ParkArgs) -> Result<ExitCode> {
     let stopped = tree.stopped();
     for (pid, name) in &stopped {
         let why = format!("cannot park process {pid} ({name}): it is stopped");
-        say(Failure::with_status(1, why).help(format!("kill -CONT {pid}")));
+        say(Failure::new(why).help(format!("kill -CONT {pid}")));
     }
     if stopped.len() == tree.members().len() {
         return Ok(ExitCode::FAILURE);

@@ -1,7 +1,7 @@
 //! Where the preload library is.
 
 use crate::embedded::{self, ENV_PRELOAD};
-use crate::failure::{Failure, Result, why};
+use crate::failure::{Failure, OrCannot, Result, why};
 use farpage_ipc::conf::ENV_DISABLE;
 use object::LittleEndian as Little;
 use object::elf::{EM_X86_64, ET_DYN, FileHeader64, PT_NOTE, ProgramHeader64};
@@ -63,8 +63,7 @@ fn places() -> Result<(Vec<PathBuf>, bool)> {
     if let Some(path) = std::env::var_os(ENV_PRELOAD).filter(|p| !p.is_empty()) {
         return Ok((vec![PathBuf::from(path)], true));
     }
-    let exe = fs::read_link("/proc/self/exe")
-        .map_err(|e| Failure::new(format!("cannot find the preload library: /proc/self/exe: {}", why(&e))))?;
+    let exe = fs::read_link("/proc/self/exe").or_cannot("find the preload library: /proc/self/exe")?;
     let dir = exe.parent().unwrap_or(Path::new("/"));
     let lib = dir.parent().unwrap_or(Path::new("/")).join("lib/farpage").join(NAME);
     Ok((vec![dir.join(NAME), lib], false))

@@ -85,13 +85,10 @@ pub fn settle(pid: u32, pages: u64) -> Result<bool> {
         let pids = stopped.iter().map(|(pid, _)| pid.to_string()).collect::<Vec<_>>().join(" ");
         let is = if stopped.len() > 1 { "are" } else { "is" };
         let why = format!("the tree of process {pid} has {has}, and does not become smaller: {who} {is} stopped");
-        say(Failure::with_status(1, why).help(format!("the budget is set; kill -CONT {pids}")));
+        say(Failure::new(why).help(format!("the budget is set; kill -CONT {pids}")));
         return Ok(false);
     }
-    say(Failure::with_status(
-        1,
-        format!("the tree of process {pid} has {has}, and does not become smaller: {}", tree.floors()),
-    )
-    .help("the budget is set; what cannot be swapped out stands in the way"));
+    say(Failure::new(format!("the tree of process {pid} has {has}, and does not become smaller: {}", tree.floors()))
+        .help("the budget is set; what cannot be swapped out stands in the way"));
     Ok(false)
 }

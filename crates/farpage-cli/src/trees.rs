@@ -49,7 +49,7 @@ pub fn id_of(pid: u32) -> Option<u64> {
 /// # Errors
 /// It has none, or may not be looked at.
 pub fn segment(pid: u32) -> Result<OwnedFd> {
-    let missing = || Failure::with_status(1, format!("cannot find the tree of process {pid}"));
+    let missing = || Failure::new(format!("cannot find the tree of process {pid}"));
     let segment = segment_of(pid).ok().flatten().ok_or_else(missing)?;
     segment.open(OFlags::RDWR).map_err(|e| refused(pid, &crate::failure::why(&e)))
 }
@@ -60,7 +60,7 @@ pub fn segment(pid: u32) -> Result<OwnedFd> {
 /// It has none, or may not be looked at.
 pub fn of(pid: u32) -> Result<Tree> {
     if !PathBuf::from(format!("/proc/{pid}")).exists() {
-        return Err(Failure::with_status(1, format!("cannot find process {pid}: no such process")));
+        return Err(Failure::new(format!("cannot find process {pid}: no such process")));
     }
     let why = match segment_of(pid) {
         Ok(Some(segment)) => return open_at(pid, &segment),
@@ -68,7 +68,7 @@ pub fn of(pid: u32) -> Result<Tree> {
         Err(e) if e.kind() == io::ErrorKind::InvalidInput => return Err(refused(pid, "it is none")),
         Err(e) => crate::failure::why(&e),
     };
-    Err(Failure::with_status(1, format!("cannot find the tree of process {pid}: {why}")))
+    Err(Failure::new(format!("cannot find the tree of process {pid}: {why}")))
 }
 
 fn open_at(pid: u32, segment: &Memfd) -> Result<Tree> {
@@ -86,7 +86,7 @@ pub fn open(pid: u32, segment: BorrowedFd<'_>) -> Result<Tree> {
 }
 
 fn refused(pid: u32, why: &str) -> Failure {
-    Failure::with_status(1, format!("cannot open the tree of process {pid} ({}): {why}", comm(pid)))
+    Failure::new(format!("cannot open the tree of process {pid} ({}): {why}", comm(pid)))
 }
 
 /// The trees of some processes.

@@ -50,6 +50,21 @@ impl Failure {
     }
 }
 
+/// Makes a failure of the system's.
+pub trait OrCannot<T> {
+    /// What it is, or that so much of a sentence cannot be done, and the system's words for why.
+    ///
+    /// # Errors
+    /// The system's.
+    fn or_cannot(self, what: impl fmt::Display) -> Result<T>;
+}
+
+impl<T, E: Into<std::io::Error>> OrCannot<T> for std::result::Result<T, E> {
+    fn or_cannot(self, what: impl fmt::Display) -> Result<T> {
+        self.map_err(|error| Failure::new(format!("cannot {what}: {}", why(&error.into()))))
+    }
+}
+
 impl From<Refusal> for Failure {
     fn from(refusal: Refusal) -> Failure {
         let tried = refusal.tried.map(|t| format!("tried: {t}"));

@@ -15,6 +15,7 @@ use crate::failure::{Failure, Result, why};
 use farpage::PAGE_SIZE;
 use farpage::region::{Pager, Region};
 use farpage_command::process::anonymous;
+use farpage_ipc::conf::SwapSpec;
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 use serde::{Deserialize, Serialize};
 use std::ffi::c_void;

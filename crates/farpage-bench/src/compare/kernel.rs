@@ -4,7 +4,7 @@
 //! the *guard* (`farpage bench-guard`), is told of each thing before it is made, and takes all of it away when the pipe
 //! to it closes: when the bench is done, or when it has died. There is no other way to clean up.
 
-use crate::failure::{Failure, Result, say, why};
+use crate::failure::{Failure, OrCannot, Result, say, why};
 use farpage_base::sys::escape::unescape;
 use rustix::io::Errno;
 use std::ffi::{CString, OsStr};
@@ -74,8 +74,8 @@ impl KernelSide {
 
     fn add_zram(&mut self, bytes: u64) -> Result<()> {
         let control = Path::new(ZRAM_CONTROL).join("hot_add");
-        let number = fs::read_to_string(&control)
-            .map_err(|e| Failure::new(format!("cannot add a zram device: {}: {}", control.display(), why(&e))))?;
+        let number =
+            fs::read_to_string(&control).or_cannot(format_args!("add a zram device: {}", control.display()))?;
         let number: u32 = number.trim().parse().map_err(|_| Failure::new("hot_add gave no number"))?;
         let told = self.guard.tell("zram", Path::new(&number.to_string()));
         told.map_err(|e| Failure::new(format!("the bench's guard is gone: {}", why(&e))))?;
@@ -83,7 +83,7 @@ impl KernelSide {
         let sys = PathBuf::from(format!("/sys/block/zram{number}"));
         for (name, value) in [("comp_algorithm", "lz4".to_owned()), ("disksize", bytes.to_string())] {
             let file = sys.join(name);
-            fs::write(&file, value).map_err(|e| Failure::new(format!("cannot set {}: {}", file.display(), why(&e))))?;
+            fs::write(&file, value).or_cannot(format_args!("set {}", file.display()))?;
         }
         let device = PathBuf::from(format!("/dev/zram{number}"));
         swap_on(&device, bytes)
@@ -108,10 +108,7 @@ impl KernelSide {
     /// The cgroup's list of processes cannot be opened.
     pub fn contain(&self, command: &mut Command) -> Result<()> {
         let list = self.cgroup.join("cgroup.procs");
-        let list = OpenOptions::new()
-            .write(true)
-            .open(&list)
-            .map_err(|e| Failure::new(format!("cannot open {}: {}", list.display(), why(&e))))?;
+        let list = OpenOptions::new().write(true).open(&list).or_cannot(format_args!("open {}", list.display()))?;
         // SAFETY: the closure makes one write call and allocates nothing. "0" is the calling process.
         unsafe { command.pre_exec(move || list.write_at(b"0", 0).map(drop)) };
         Ok(())

@@ -27,8 +27,6 @@ use child::{MemoryKind, Spec};
 use clap::Args;
 use farpage_command::machine::System;
 use farpage_ipc::conf::parse_idle_poll;
-use farpage_ipc::conf::parse_idle_poll;
-use farpage_ipc::conf::size;
 use farpage_ipc::conf::size;
 use kernel::{KernelSide, SwapKind};
 use row::{Round, Row};

@@ -2,7 +2,7 @@
 
 use super::child::{Done, Spec, Step};
 use super::kernel::KernelSide;
-use crate::failure::{Failure, Result, why};
+use crate::failure::{Failure, OrCannot, Result, why};
 use farpage_command::process;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -90,7 +90,7 @@ pub fn run(spec: &Spec, pager: &Pager<'_>) -> Result<Sample> {
     if let Pager::Kernel(side) = pager {
         side.contain(&mut command)?;
     }
-    let child = command.spawn().map_err(|e| Failure::new(format!("cannot start the workload: {}", why(&e))))?;
+    let child = command.spawn().or_cannot("start the workload")?;
     let mut child = Running { child };
     let pid = child.child.id();
     let (peak, over) = (AtomicU64::new(0), AtomicBool::new(false));

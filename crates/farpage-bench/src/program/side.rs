@@ -5,7 +5,7 @@
 
 use crate::compare::kernel::KernelSide;
 use crate::compare::side::{INTERRUPTED, SAMPLE_EVERY};
-use crate::failure::{Failure, NOT_EXECUTABLE, NOT_FOUND, Result, why};
+use crate::failure::{Failure, NOT_EXECUTABLE, NOT_FOUND, OrCannot, Result, why};
 use farpage_command::process::anonymous;
 use serde_json::Value;
 use std::ffi::{OsStr, OsString};
@@ -272,7 +272,7 @@ struct Stats {
 
 impl Stats {
     fn new() -> Result<Stats> {
-        let (from, to) = io::pipe().map_err(|e| Failure::new(format!("cannot make a pipe: {}", why(&e))))?;
+        let (from, to) = io::pipe().or_cannot("make a pipe")?;
         Ok(Stats { from, to })
     }
 

@@ -19,7 +19,7 @@ mod model;
 mod report;
 
 use crate::compare::row::Spread;
-use crate::failure::{Failure, Result, why};
+use crate::failure::{Failure, OrCannot, Result, why};
 use crate::program::{self, Ended, Invocation};
 use crate::trace::{self, Trace};
 use crate::{output, progress};
@@ -245,11 +245,11 @@ impl Sizing<'_> {
             let ended = program::plain(&self.program, meter.as_ref())?;
             if ended.stopped {
                 let text = format!("as it is, {} does not end within {} s", self.program.name(), self.args.limit);
-                return Err(Failure::with_status(1, text).help("--limit SECONDS gives it more time"));
+                return Err(Failure::new(text).help("--limit SECONDS gives it more time"));
             }
             if !ended.status.success() {
                 let text = format!("as it is, {} ended with {}: nothing to size", self.program.name(), ended.status);
-                return Err(Failure::with_status(1, text));
+                return Err(Failure::new(text));
             }
             peak = peak.max(ended.peak_rss_anon);
             self.steady &= round == 0 || ended.output == self.output;
@@ -266,7 +266,7 @@ impl Sizing<'_> {
                 0.0 => format!("{name} ends before it can be seen what it takes: the least budget, {least}, will do"),
                 _ => format!("{name} takes no more than {takes}: the least budget, {least}, will do"),
             };
-            return Err(Failure::with_status(1, text));
+            return Err(Failure::new(text));
         }
         Ok((median(seconds), peak))
     }
@@ -277,10 +277,10 @@ impl Sizing<'_> {
         let name = self.program.name();
         if !ended.stopped && !ended.status.success() {
             let text = format!("under farpage, {name} ended with {}, as it is with success", ended.status);
-            return Err(Failure::with_status(1, text));
+            return Err(Failure::new(text));
         }
         if !ended.stopped && !ended.managed {
-            let failure = Failure::with_status(1, (self.did_not_start)(&name));
+            let failure = Failure::new((self.did_not_start)(&name));
             return Err(failure.help("farpage run --verbose -- PROGRAM says more"));
         }
         Ok(ended)
@@ -290,7 +290,7 @@ impl Sizing<'_> {
     fn record(&mut self, peak: f64, plain_s: f64) -> Result<Recorded> {
         let directory = tempfile::Builder::new().prefix("farpage-size-").tempdir_in("/var/tmp");
         let directory = directory.or_else(|_| tempfile::tempdir());
-        let directory = directory.map_err(|e| Failure::new(format!("cannot make a directory: {}", why(&e))))?;
+        let directory = directory.or_cannot("make a directory")?;
         let path = directory.path().join("trace");
         let options: Vec<OsString> =
             self.options.iter().cloned().chain(["--trace".into(), path.clone().into_os_string()]).collect();
@@ -324,7 +324,7 @@ impl Sizing<'_> {
         }
         let text =
             format!("{} has several processes that need memory: one record does not say it all", self.program.name());
-        Err(Failure::with_status(1, text).help("farpage bench program --ram 64M,128M,256M -- PROGRAM measures it"))
+        Err(Failure::new(text).help("farpage bench program --ram 64M,128M,256M -- PROGRAM measures it"))
     }
 
     /// A run that calibrates; with more memory, up to `most`, if it does not end in time. The budget that it had,
@@ -341,7 +341,7 @@ impl Sizing<'_> {
             }
             let Some(more) = budgets::more(ram, most) else {
                 let text = format!("with {} it does not end within {} s", size::format(ram as u64), self.args.limit);
-                return Err(Failure::with_status(1, text).help("--limit SECONDS gives it more time"));
+                return Err(Failure::new(text).help("--limit SECONDS gives it more time"));
             };
             ram = more;
         }

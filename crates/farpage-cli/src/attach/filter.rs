@@ -52,7 +52,7 @@ enum Tried {
 /// # Errors
 /// They cannot be tried.
 pub fn obstacle(filters: &[Filter]) -> Result<Option<String>> {
-    let failed = |error: io::Error| Failure::with_status(1, format!("cannot try its seccomp filter: {}", why(&error)));
+    let failed = |error: io::Error| Failure::new(format!("cannot try its seccomp filter: {}", why(&error)));
     for (call, is_needed) in NEEDED.map(|call| (call, true)).into_iter().chain(WANTED.map(|call| (call, false))) {
         match attempt(filters, call).map_err(failed)? {
             Tried::Ended => return Ok(Some(format!("its seccomp filter ends who makes system call {call}"))),

@@ -2,7 +2,7 @@
 //!
 //! Caller: [`super`]. No locks.
 
-use crate::failure::{Failure, Result, why};
+use crate::failure::{Failure, OrCannot, Result, why};
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -87,9 +87,7 @@ impl Memory {
             read_file(openat2(root, &mapping.name, flags, Mode::empty(), how)?.into())
         };
         let read = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(mapped).and_then(read_file);
-        read.or_else(|_| named()).map_err(|error| {
-            Failure::with_status(1, format!("cannot read {}: {}", mapping.name.escape_debug(), why(&error)))
-        })
+        read.or_else(|_| named()).or_cannot(format_args!("read {}", mapping.name.escape_debug()))
     }
 
     /// The file that the process runs.
@@ -130,7 +128,7 @@ fn mapping(line: &str) -> Option<Mapping> {
 }
 
 fn failed(pid: u32, what: &str, error: &io::Error) -> Failure {
-    Failure::with_status(1, format!("cannot {what} of process {pid}: {}", why(error)))
+    Failure::new(format!("cannot {what} of process {pid}: {}", why(error)))
 }
 
 #[cfg(test)]

@@ -39,7 +39,7 @@ pub fn give(memory: &Memory, pid: u32, tracee: &mut Tracee<'_>, descriptor: Borr
 }
 
 fn cannot_give(pid: u32, error: &io::Error) -> Failure {
-    Failure::with_status(1, format!("cannot give process {pid} a descriptor: {}", why(error)))
+    Failure::new(format!("cannot give process {pid} a descriptor: {}", why(error)))
 }
 
 /// Has the process make a pair of sockets; where in its memory their numbers are.
@@ -116,7 +116,7 @@ fn ask_to_receive(memory: &Memory, tracee: &mut Tracee<'_>, at: usize, end: i32)
     tracee
         .syscall(libc::SYS_recvmsg, [end as usize, at, flags, 0, 0, 0])?
         .map(drop)
-        .map_err(|error| Failure::with_status(1, format!("the process cannot receive a descriptor: {}", why(&error))))
+        .map_err(|error| Failure::new(format!("the process cannot receive a descriptor: {}", why(&error))))
 }
 
 fn receive(memory: &Memory, tracee: &mut Tracee<'_>, at: usize, end: i32) -> Result<usize> {
@@ -127,6 +127,6 @@ fn receive(memory: &Memory, tracee: &mut Tracee<'_>, at: usize, end: i32) -> Res
     // Length, level, kind, descriptor.
     match (number(0), number(8) as i32, number(12) as i32) {
         (20, libc::SOL_SOCKET, libc::SCM_RIGHTS) => Ok(number(16) as usize),
-        _ => Err(Failure::with_status(1, "the process has no room for another descriptor")),
+        _ => Err(Failure::new("the process has no room for another descriptor")),
     }
 }

@@ -6,7 +6,7 @@ use super::place::Places;
 use super::target::Target;
 use super::tracee::{Refused, Tracee};
 use super::{filter, pass, symbols, userfaultfds};
-use crate::failure::{Failure, Result, say, why};
+use crate::failure::{Failure, OrCannot, Result, say};
 use crate::preload;
 use farpage_run::probe;
 use farpage_run::shared::outcome::{StartFailure, StartOutcome};
@@ -67,8 +67,7 @@ impl<'a> Start<'a> {
     /// `is_own`: of this command's user. Also returns whether the process has userfaultfds that were made for it.
     fn load(&self, target: &Target, is_own: bool, segment: Option<BorrowedFd<'_>>) -> Result<(usize, bool)> {
         let Start { library, configuration, note, .. } = self;
-        let file = fs::read(library)
-            .map_err(|error| Failure::new(format!("cannot read {}: {}", library.display(), why(&error))))?;
+        let file = fs::read(library).or_cannot(format_args!("read {}", library.display()))?;
         let symbol = |name: &str| {
             let missing = || Failure::new(format!("{} has no {name}: it is of another version", library.display()));
             symbols::address(&file, name).ok_or_else(missing)
@@ -175,7 +174,7 @@ fn in_memory(content: &[u8]) -> Result<OwnedFd> {
         fcntl_add_seals(&file, SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         Ok(file.into())
     };
-    made().map_err(|error| Failure::with_status(1, format!("cannot make a file in memory: {}", why(&error))))
+    made().or_cannot("make a file in memory")
 }
 
 /// What the process says of its start.

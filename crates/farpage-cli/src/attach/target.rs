@@ -39,7 +39,7 @@ const KTHREADD: u32 = 2;
 
 fn refuse(pid: u32, name: &str, why: &str) -> Failure {
     let name = name.escape_debug();
-    Failure::with_status(1, format!("cannot attach to process {pid} ({name}): {why}"))
+    Failure::new(format!("cannot attach to process {pid} ({name}): {why}"))
 }
 
 impl Target {
@@ -61,8 +61,8 @@ impl Target {
     /// As [`Target::look`].
     pub fn look_at_member(pid: u32) -> Result<Target> {
         let status = Status::read(pid).map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => Failure::with_status(1, format!("cannot find process {pid}: no such process")),
-            _ => Failure::with_status(1, format!("cannot look at process {pid}: {}", why(&error))),
+            io::ErrorKind::NotFound => Failure::new(format!("cannot find process {pid}: no such process")),
+            _ => Failure::new(format!("cannot look at process {pid}: {}", why(&error))),
         })?;
         // Linux 6.8 says what it is. Before that: kernel threads have no memory. Neither has a process that ends, and in
         // a pid namespace number 2 is a process like others.

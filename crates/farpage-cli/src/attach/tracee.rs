@@ -15,7 +15,7 @@ pub mod helper;
 use super::filter::Filter;
 use super::memory::Memory;
 use super::stops::{Stop, deliver, get_filter, get_registers, ptrace, waited};
-use crate::failure::{Failure, Result, why};
+use crate::failure::{Failure, OrCannot, Result, why};
 use std::io;
 use std::mem::size_of;
 use std::ptr::null_mut;
@@ -232,7 +232,7 @@ impl<'a> Tracee<'a> {
 
     fn lost<T>(&mut self) -> Result<T> {
         self.is_lost = true;
-        Err(Failure::with_status(1, format!("thread {} ended, or became another program, meanwhile", self.tid)))
+        Err(Failure::new(format!("thread {} ended, or became another program, meanwhile", self.tid)))
     }
 
     fn set_registers(&self, registers: &libc::user_regs_struct) -> Result<()> {
@@ -254,14 +254,14 @@ impl<'a> Tracee<'a> {
             match stop {
                 Some(Stop::Gone | Stop::Exec) => return self.lost(),
                 Some(stop) if is_wanted(&stop) => return Ok(()),
-                Some(Stop::Fatal) => return Err(Failure::with_status(1, FATAL)),
+                Some(Stop::Fatal) => return Err(Failure::new(FATAL)),
                 Some(stop) => {
                     self.note(&stop);
                     ptrace(request, self.tid, 0, 0).map_err(|error| cannot(self.tid, "continue", &error))?;
                 }
                 None if since.elapsed() > STOP_MAX => {
                     self.is_lost = true;
-                    return Err(Failure::with_status(1, format!("thread {} cannot be stopped", self.tid)));
+                    return Err(Failure::new(format!("thread {} cannot be stopped", self.tid)));
                 }
                 None => std::thread::sleep(Duration::from_micros(20)),
             }
@@ -323,7 +323,7 @@ impl<'a> Tracee<'a> {
         // Shared memory is not the engine's, which may run before the call has returned.
         let shared = (libc::MAP_SHARED | libc::MAP_ANONYMOUS) as usize;
         let writable = (libc::PROT_READ | libc::PROT_WRITE) as usize;
-        let failed = |error| Failure::with_status(1, format!("cannot map memory in the process: {}", why(&error)));
+        let failed = |error| Failure::new(format!("cannot map memory in the process: {}", why(&error)));
         let arguments = |bytes| [0, bytes, writable, shared, usize::MAX, 0];
         let at = self.syscall(libc::SYS_mmap, arguments(SCRATCH_BYTES))?.map_err(failed)?;
         self.scratch = Some(Scratch { at, code: at });
@@ -331,9 +331,8 @@ impl<'a> Tracee<'a> {
         self.scratch = Some(Scratch { at, code });
         self.memory.write(code, &CALL)?;
         let protection = (libc::PROT_READ | libc::PROT_EXEC) as usize;
-        self.syscall(libc::SYS_mprotect, [code, PAGE, protection, 0, 0, 0])?.map_err(|error| {
-            Failure::with_status(1, format!("cannot make memory of the process executable: {}", why(&error)))
-        })?;
+        self.syscall(libc::SYS_mprotect, [code, PAGE, protection, 0, 0, 0])?
+            .or_cannot("make memory of the process executable")?;
         Ok(Scratch { at, code })
     }
 
@@ -344,7 +343,7 @@ impl<'a> Tracee<'a> {
         let mut places = [0; N];
         for (place, text) in places.iter_mut().zip(texts) {
             if at + text.len() + 1 > end {
-                return Err(Failure::with_status(1, "the configuration is too long"));
+                return Err(Failure::new("the configuration is too long"));
             }
             self.memory.write(at, &[text, &[0]].concat())?;
             *place = at;
@@ -391,7 +390,7 @@ impl<'a> Tracee<'a> {
                 Some(Stop::Gone | Stop::Exec) => return self.lost(),
                 Some(Stop::Fatal) => {
                     self.is_stopped = true;
-                    return Err(Failure::with_status(1, FATAL));
+                    return Err(Failure::new(FATAL));
                 }
                 Some(stop) => {
                     self.note(&stop);
@@ -405,10 +404,7 @@ impl<'a> Tracee<'a> {
                 return Ok(usize::from_le_bytes(words[8..].try_into().unwrap_or_default()));
             }
             if since.elapsed() > CALL_MAX {
-                return Err(Failure::with_status(
-                    1,
-                    "the library does not start in it: it waits for a lock of the process",
-                ));
+                return Err(Failure::new("the library does not start in it: it waits for a lock of the process"));
             }
             std::thread::sleep(Duration::from_micros(50));
         }
@@ -461,7 +457,7 @@ impl Drop for Tracee<'_> {
 }
 
 fn cannot(tid: i32, what: &str, error: &io::Error) -> Failure {
-    Failure::with_status(1, format!("cannot {what} thread {tid}: {}", why(error)))
+    Failure::new(format!("cannot {what} thread {tid}: {}", why(error)))
 }
 
 fn not_allowed(tid: i32, error: &io::Error) -> Failure {

@@ -33,10 +33,10 @@ fn listen(to: &str) -> Result<TcpListener> {
         Err(e) if e.kind() == std::io::ErrorKind::InvalidInput => {
             return Err(Failure::usage(format!("--listen {to}: not an address with a port")).help(form));
         }
-        Err(e) => return Err(Failure::with_status(1, format!("cannot find the address of {to}: {}", why(&e)))),
+        Err(e) => return Err(Failure::new(format!("cannot find the address of {to}: {}", why(&e)))),
     };
     TcpListener::bind(&addresses[..]).map_err(|e| {
-        Failure::with_status(1, format!("cannot listen on {to}: {}", why(&e)))
+        Failure::new(format!("cannot listen on {to}: {}", why(&e)))
             .help("name another address    farpage exporter --listen ADDRESS:PORT")
     })
 }

@@ -154,7 +154,7 @@ fn no_group(group: &Path, error: &std::io::Error) -> Failure {
         std::io::ErrorKind::NotFound => format!("cannot watch {group}: there is no such memory cgroup"),
         _ => format!("cannot watch {group}: it is no memory cgroup ({})", why(error)),
     };
-    Failure::with_status(1, text)
+    Failure::new(text)
 }
 
 /// What shall be left of `limit` bytes. It cannot be half of them: when it acts, twice as much has to be there.

@@ -4,7 +4,7 @@
 //! Callers: `farpage run --report`, and `farpage report`. No state.
 
 use crate::args::ReportArgs;
-use crate::failure::{Failure, Result, why};
+use crate::failure::{Failure, OrCannot, Result, why};
 use crate::output;
 use serde_json::{Value, json};
 use std::fs;
@@ -29,14 +29,13 @@ pub fn main(args: &ReportArgs) -> Result<ExitCode> {
         runs.extend(read(file)?);
     }
     let page = page(&Value::from(runs));
-    output::replace(&args.output, page.as_bytes())
-        .map_err(|error| Failure::with_status(1, format!("cannot write {}: {}", args.output.display(), why(&error))))?;
+    output::replace(&args.output, page.as_bytes()).or_cannot(format_args!("write {}", args.output.display()))?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// The runs that are in a report.
 fn read(file: &Path) -> Result<Vec<Value>> {
-    let fail = |why: &str| Failure::with_status(1, format!("cannot read {}: {why}", file.display()));
+    let fail = |why: &str| Failure::new(format!("cannot read {}: {why}", file.display()));
     let text = fs::read_to_string(file).map_err(|error| fail(&why(&error)))?;
     let data = text.split_once(DATA.0).and_then(|(_, rest)| rest.split_once(DATA.1)).map(|(data, _)| data);
     let data = data.ok_or_else(|| fail("it is no report of farpage run --report"))?;

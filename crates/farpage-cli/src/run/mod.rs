@@ -18,7 +18,7 @@ mod supervise;
 use crate::args::{EngineArgs, RunArgs};
 use crate::budget::{Budget, budget, budget_of, never_acts};
 use crate::early;
-use crate::failure::{Failure, Result, say, shown, why};
+use crate::failure::{Failure, OrCannot, Result, say, shown, why};
 use crate::preload;
 use crate::trees;
 use crate::user;
@@ -220,7 +220,7 @@ fn new_tree(
         let name = tree::named(fd.as_fd())?;
         Ok((fd, name))
     });
-    made.map_err(|e| Failure::new(format!("cannot make the memory that all processes of a tree share: {}", why(&e))))
+    made.or_cannot("make the memory that all processes of a tree share")
 }
 
 /// Budget, devices and switches, with everything checked that needs no privilege and no file system. And the budget of

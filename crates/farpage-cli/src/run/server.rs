@@ -1,7 +1,7 @@
 //! Swap devices on servers, before the program starts: names become numbers, passwords are found, and a server that
 //! will not do is refused. And what a run has left there, after it.
 
-use crate::failure::{Failure, Result, why};
+use crate::failure::{Failure, OrCannot, Result};
 use crate::trees::Tree;
 use farpage::{DeviceKind, SwapSpec};
 use farpage_device::DeviceError;
@@ -21,7 +21,7 @@ use std::time::Duration;
 fn tag() -> Result<u64> {
     let mut bytes = [0; 8];
     let random = File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes));
-    random.map_err(|error| Failure::new(format!("cannot read /dev/urandom: {}", why(&error))))?;
+    random.or_cannot("read /dev/urandom")?;
     Ok(u64::from_ne_bytes(bytes))
 }
 

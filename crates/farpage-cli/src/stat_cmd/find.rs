@@ -5,7 +5,7 @@
 //! bytes, and files under the name of a page that hang whoever opens them ([`memfd`](crate::memfd)). Nothing is read of
 //! its memory (`environ`, `cmdline`): a page of it may come from a filesystem that does not answer.
 
-use crate::failure::{Failure, Result};
+use crate::failure::{Failure, OrCannot, Result};
 use crate::memfd::{self, Memfd};
 use crate::page::{Found, Page};
 use crate::process::Status;
@@ -58,15 +58,15 @@ impl Absent {
     /// In words.
     pub fn failure(self, pid: u32) -> Failure {
         match self {
-            Absent::Process => Failure::with_status(1, format!("cannot show process {pid}: no such process")),
+            Absent::Process => Failure::new(format!("cannot show process {pid}: no such process")),
             Absent::Engine => {
                 let why = "it does not run under farpage and has no pager to show";
-                Failure::with_status(1, format!("cannot show process {pid}: {why}"))
+                Failure::new(format!("cannot show process {pid}: {why}"))
                     .help("farpage stat without a number lists the processes that can be shown")
             }
             Absent::Version => {
                 let why = "its farpage is of another version than this command";
-                Failure::with_status(1, format!("cannot show process {pid}: {why}"))
+                Failure::new(format!("cannot show process {pid}: {why}"))
                     .help("use the farpage command that belongs to the program's library")
             }
             Absent::Permission => no_permission(pid),
@@ -76,7 +76,7 @@ impl Absent {
 
 /// The failure for a page that this user may not read.
 pub fn no_permission(pid: u32) -> Failure {
-    Failure::with_status(1, format!("cannot read the counters of process {pid}: permission denied"))
+    Failure::new(format!("cannot read the counters of process {pid}: permission denied"))
         .help(format!("run as its user or as root    sudo farpage stat {pid}"))
 }
 
@@ -115,8 +115,7 @@ pub fn process(pid: u32) -> std::result::Result<Managed, Absent> {
 
 /// Every process that runs under farpage or has pagers, by number.
 pub fn all() -> Result<Vec<Managed>> {
-    let pids = crate::process::all()
-        .map_err(|e| Failure::with_status(1, format!("cannot read /proc: {}", crate::failure::why(&e))))?;
+    let pids = crate::process::all().or_cannot("read /proc")?;
     Ok(pids.into_iter().filter_map(|pid| process(pid).ok()).collect())
 }
 

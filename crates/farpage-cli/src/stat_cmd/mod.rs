@@ -58,7 +58,7 @@ fn metrics_text(args: &StatArgs) -> Result<ExitCode> {
         None => print(&text),
         Some(path) => output::publish(path, text.as_bytes()).map_err(|e| {
             let (file, why) = (path.display(), crate::failure::why(&e));
-            Failure::with_status(1, format!("cannot write the metrics to {file}: {why}"))
+            Failure::new(format!("cannot write the metrics to {file}: {why}"))
         })?,
     }
     Ok(ExitCode::SUCCESS)

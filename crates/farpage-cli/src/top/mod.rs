@@ -56,7 +56,7 @@ pub fn main(args: &TopArgs) -> Result<ExitCode> {
 }
 
 fn broken(error: &std::io::Error) -> Failure {
-    Failure::with_status(1, format!("cannot go on drawing on the terminal: {}", why(error)))
+    Failure::new(format!("cannot go on drawing on the terminal: {}", why(error)))
 }
 
 /// Reads and draws until it is to end; the signal that said so, if one did.

@@ -46,8 +46,7 @@ pub enum Next {
 /// # Errors
 /// There is none.
 pub fn check() -> Result<()> {
-    let refused =
-        |what: String| Err(Failure::with_status(1, format!("cannot draw on {what}: use    farpage stat --watch")));
+    let refused = |what: String| Err(Failure::new(format!("cannot draw on {what}: use    farpage stat --watch")));
     if !io::stdout().is_terminal() {
         return refused("standard output, which is no terminal".into());
     }

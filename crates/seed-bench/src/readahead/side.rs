@@ -1,7 +1,7 @@
 //! One variant in a process of its own: a region, or anonymous memory in a cgroup with a swap file.
 
 use super::load::{Done, Memory, Spec};
-use crate::failure::{Failure, Result, why};
+use crate::failure::{Failure, OrCannot, Result, why};
 use farpage_bench::compare::kernel::{KernelSide, SwapKind};
 use std::fs;
 use std::io::Read;
@@ -45,7 +45,7 @@ pub fn run(spec: &Spec) -> Result<Done> {
         side.contain(&mut command)?;
     }
     let before = vmstat();
-    let mut child = Running(command.spawn().map_err(|e| Failure::new(format!("cannot start the load: {}", why(&e))))?);
+    let mut child = Running(command.spawn().or_cannot("start the load")?);
     let status = loop {
         match child.0.try_wait() {
             Ok(Some(status)) => break status,

@@ -1,6 +1,6 @@
 //! Inputs that are too large to be shipped: made anew in the suite's directory, the same each time.
 
-use crate::failure::{Failure, Result, why};
+use crate::failure::{Failure, OrCannot, Result};
 use farpage_swap::sim::Random;
 use std::fmt::Write as _;
 use std::fs::{self, File};
@@ -14,7 +14,7 @@ const LINES: u64 = 2_000_000;
 const FUNCTIONS: u64 = 1500;
 
 fn made(path: &Path, result: io::Result<()>) -> Result<()> {
-    result.map_err(|e| Failure::new(format!("cannot make {}: {}", path.display(), why(&e))))
+    result.or_cannot(format_args!("make {}", path.display()))
 }
 
 /// `lines`: text that hardly compresses.
@@ -93,7 +93,7 @@ pub fn compile_java(directory: &Path) -> Result<()> {
     let mut command = Command::new("javac");
     // Without -XX:-UsePerfData it would leave a file in /tmp, were it ended.
     command.args(["-J-XX:-UsePerfData", "-d", ".", "Table.java"]).current_dir(directory).stdin(Stdio::null());
-    let output = command.output().map_err(|e| Failure::new(format!("cannot run javac: {}", why(&e))))?;
+    let output = command.output().or_cannot("run javac")?;
     if output.status.success() {
         return Ok(());
     }

@@ -19,7 +19,7 @@ use crate::compare::kernel::KernelSide;
 use crate::compare::side::{INTERRUPTED, catch_signals};
 use crate::compare::{cpu_ticks, machine, stolen};
 use crate::destination::Destination;
-use crate::failure::{Failure, Result, say, why};
+use crate::failure::{Failure, OrCannot, Result, say};
 use programs::{SuiteProgram, VARIABLES};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -98,5 +98,5 @@ fn rounds(
 fn directory_in(place: &Path) -> Result<TempDir> {
     let made =
         place.canonicalize().and_then(|place| tempfile::Builder::new().prefix("farpage-bench-").tempdir_in(place));
-    made.map_err(|e| Failure::new(format!("cannot make a directory in {}: {}", place.display(), why(&e))))
+    made.or_cannot(format_args!("make a directory in {}", place.display()))
 }

@@ -5,7 +5,7 @@
 //! memory that there seems to be (a limit of the cgroup's would be seen on one side only).
 
 use super::inputs;
-use crate::failure::{Failure, Result, why};
+use crate::failure::{Failure, OrCannot, Result};
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -232,8 +232,7 @@ impl SuiteProgram {
     pub fn prepare(&self, directory: &Path) -> Result<()> {
         for (name, text) in self.files {
             let path = directory.join(name);
-            fs::write(&path, text)
-                .map_err(|e| Failure::new(format!("cannot write {}: {}", path.display(), why(&e))))?;
+            fs::write(&path, text).or_cannot(format_args!("write {}", path.display()))?;
         }
         self.prepare.map_or(Ok(()), |prepare| prepare(directory))
     }
