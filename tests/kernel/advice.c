@@ -1,6 +1,6 @@
 /* What the kernel tells a userfaultfd of each advice, and what is there afterwards: of a page that was there, and of
- * one that was not ("out"). Then what becomes of a guard where something is moved, copied, discarded. docs/dev/events.md
- * has the answers of Linux 6.18.
+ * one that was not ("out"). Then what becomes of a guard where something is moved, copied, discarded.
+ * docs/dev/events.md has the answers of Linux 6.18.
  *
  *   cc -O2 -pthread -o /tmp/advice tests/kernel/advice.c && /tmp/advice
  *

@@ -1,11 +1,11 @@
 /*
- * A defect of the kernel (seen in 6.18; the code is older), shown without farpage: MADV_FREE in one process loses memory
- * of another one, if the kernel swaps to memory (zram, pmem).
+ * A defect of the kernel (seen in 6.18; the code is older), shown without farpage: MADV_FREE in one process loses
+ * memory of another one, if the kernel swaps to memory (zram, pmem).
  *
  * A page that is swapped in by reading it, from such a device, is clean: neither its page table entry nor the page is
- * marked dirty, and its slot is free again. That is safe as long as the page counts as backed by swap. After a fork it is
- * shared; MADV_FREE in one of the two processes looks only at marks that this page does not have, finds nothing against
- * it, and declares the page droppable, for both. The next reclaim drops it, and the other process reads zeros.
+ * marked dirty, and its slot is free again. That is safe as long as the page counts as backed by swap. After a fork it
+ * is shared; MADV_FREE in one of the two processes looks only at marks that this page does not have, finds nothing
+ * against it, and declares the page droppable, for both. The next reclaim drops it, and the other process reads zeros.
  *
  *   cc -O1 -o /tmp/free_after_fork tests/kernel/free_after_fork.c
  *   echo 64M > /sys/block/zram0/disksize; mkswap /dev/zram0; swapon -p 100 /dev/zram0

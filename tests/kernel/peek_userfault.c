@@ -1,8 +1,9 @@
 /*
- * ptrace and /proc/PID/mem on memory that is served through userfaultfd: the kernel does not wait for the page (EIO), whoever serves it.
- * farpage has no part in this program. process_vm_readv waits, and brings the page in; after that the other two work.
+ * ptrace and /proc/PID/mem on memory that is served through userfaultfd: the kernel does not wait for the page (EIO),
+ * whatever serves it. farpage has no part in this program. process_vm_readv waits, and brings the page in; after that
+ * the other two work.
  *
- *     cc -O2 -pthread -o /tmp/peek tests/kernel/peek_userfault.c && /tmp/peek        (as root, or with full userfaultfd)
+ *     cc -O2 -pthread -o /tmp/peek tests/kernel/peek_userfault.c && /tmp/peek    (as root, or with full userfaultfd)
  *
  * Seen on Linux 6.18:
  *     /proc/PID/mem:      Input/output error
@@ -10,8 +11,8 @@
  *     process_vm_readv:   42
  *     PTRACE_PEEKDATA:    42
  *
- * Why: both go through access_remote_vm, which looks pages up without being able to give the lock of the address space up; a fault
- * that may not do that is not handed to userfaultfd.
+ * Why: both go through access_remote_vm, which looks pages up without being able to give the lock of the address space
+ * up; a fault that may not do that is not handed to userfaultfd.
  */
 #define _GNU_SOURCE
 #include <errno.h>

@@ -1,8 +1,8 @@
 /*
- * What mremap does to a neighbour's registration with userfaultfd, without farpage. A mapping that is moved beside another one is made
- * one with it, if they are alike. Without UFFD_FEATURE_EVENT_REMAP the kernel takes the registration from what was moved, which
- * is the neighbour, too, by then: its absent pages, of which somebody has the content, read as zeros from then on, and nobody is told.
- * With that feature both stay registered.
+ * What mremap does to a neighbour's registration with userfaultfd, without farpage. A mapping that is moved beside
+ * another one is made one with it, if they are alike. Without UFFD_FEATURE_EVENT_REMAP the kernel takes the
+ * registration from what was moved, which is the neighbour, too, by then: its absent pages, of which somebody has the
+ * content, read as zeros from then on, and nobody is told. With that feature both stay registered.
  *
  *   cc -O2 -pthread -o remap_merge remap_merge.c && ./remap_merge
  *
@@ -57,8 +57,8 @@ static void manage(char *at)
 	need(ioctl(ufd, UFFDIO_REGISTER, &range) == 0, "UFFDIO_REGISTER");
 }
 
-/* A page of a registered mapping is absent, which is a signal to whoever touches it. Another registered mapping is moved in front of
- * that one. Is it a signal still? */
+/* A page of a registered mapping is absent, which is a signal to whoever touches it. Another registered mapping is
+ * moved in front of that one. Is it a signal still? */
 static int still_told(uint64_t features)
 {
 	pthread_t reader;

@@ -1,6 +1,7 @@
 /*
- * What userfaultfd says of mremap, without farpage: the move, and then, as a second event for which the thread waits again,
- * that the old place is unmapped. In between another thread can move something to that place, and its event comes first.
+ * What userfaultfd says of mremap, without farpage: the move, and then, as a second event for which the thread waits
+ * again, that the old place is unmapped. In between another thread can move something to that place, and its event
+ * comes first.
  *
  *   cc -O2 -pthread -o remap_order remap_order.c && ./remap_order
  *

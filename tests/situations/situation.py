@@ -1,8 +1,8 @@
 """What the tests of this folder share: programs built once, runs with and without farpage, cgroups, busy CPUs.
 
-A situation is something about a program or its surroundings that once broke it under farpage: a descriptor that it closes, a
-limit that it meets, a library that is preloaded beside ours. Each `test_*.py` has one kind of situation; small C programs lie in
-`src`. A test compares the run under farpage with the plain one wherever that is possible.
+A situation is something about a program or its surroundings that once broke it under farpage: a descriptor that it
+closes, a limit that it meets, a library that is preloaded beside ours. Each `test_*.py` has one kind of situation;
+small C programs lie in `src`. A test compares the run under farpage with the plain one wherever that is possible.
 
     tests/run.py situations                 # all
     tests/run.py situations/descriptors     # those with "descriptors" in their name
@@ -99,7 +99,8 @@ class Situation(unittest.TestCase):
         self.addCleanup(shutil.rmtree, self.dir, ignore_errors=True)
 
     def run_plain(self, *argv, timeout=HANG, **options):
-        """Runs a program to its end; its whole session is killed if it hangs. The result is that of `subprocess.run`."""
+        """Runs a program to its end; its whole session is killed if it hangs. The result is that of
+        `subprocess.run`."""
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL, "text": True,
                    "start_new_session": True} | options
         argv = [str(a) for a in argv]
@@ -115,8 +116,8 @@ class Situation(unittest.TestCase):
         return subprocess.CompletedProcess(argv, process.returncode, out, err)
 
     def run_farpage(self, *argv, ram="32M", options=(), waited=False, **rest):
-        """The same under `farpage run --ram RAM OPTIONS --`. Without `waited`, what it says of a program that waited for
-        most of its time is left out."""
+        """The same under `farpage run --ram RAM OPTIONS --`. Without `waited`, what it says of a program that waited
+        for most of its time is left out."""
         done = self.run_plain(FARPAGE, "run", "--ram", ram, *options, "--", *argv, **rest)
         if isinstance(done.stderr, str) and not waited:
             done.stderr = without_waiting(done.stderr)

@@ -1,4 +1,5 @@
-"""What a program advises the kernel about memory that is managed: nothing comes back that was discarded, guards hold."""
+"""What a program advises the kernel about memory that is managed: nothing comes back that was discarded, guards
+hold."""
 
 import unittest
 

@@ -1,5 +1,5 @@
-"""Programs that must find themselves with one thread (sandboxes, Chromium's zygote): there is no engine before the program has come
-to a part of its budget, and there is one by the time it could pass it, whatever way it takes."""
+"""Programs that must find themselves with one thread (sandboxes, Chromium's zygote): there is no engine before the
+program has come to a part of its budget, and there is one by the time it could pass it, whatever way it takes."""
 
 import json
 import os

@@ -10,7 +10,8 @@ CALLS = {
     "perf_event_open": 298, "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "pidfd_open": 434,
     "clone3": 435, "close_range": 436, "pidfd_getfd": 438, "process_madvise": 440,
 }
-# What the default profiles of Docker, Podman and containerd leave out of what farpage or its tests use (without capabilities).
+# What the default profiles of Docker, Podman and containerd leave out of what farpage or its tests use (without
+# capabilities).
 CONTAINER = ["userfaultfd", "pidfd_getfd", "process_madvise", "perf_event_open", "kcmp", "io_uring_setup", "io_uring_enter",
              "io_uring_register"]
 # Older ones, or for older kernels.

@@ -1,4 +1,5 @@
-"""The end with a message: at once and by SIGABRT, whatever handler the program has for it and whoever reads its messages."""
+"""The end with a message: at once and by SIGABRT, whatever handler the program has for it and whoever reads its
+messages."""
 
 import errno
 import os

@@ -1,5 +1,5 @@
-"""Forks while other threads are in the middle of something, and of processes that have moved elsewhere: to another root, other
-mounts, another pid namespace."""
+"""Forks while other threads are in the middle of something, and of processes that have moved elsewhere: to another
+root, other mounts, another pid namespace."""
 
 import unittest
 

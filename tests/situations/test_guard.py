@@ -10,8 +10,8 @@ from pathlib import Path
 from holder import MIB, PYTHON, Holding
 from situation import FARPAGE, HANG, build, unless_root, unless_there
 
-# Grows to argv[1] MiB, fills argv[2] MiB a second at most, says whether it has what it wrote. Where argv[3] is a cgroup,
-# it waits while that has less than argv[4] MiB left: on a busy machine a guard may come late.
+# Grows to argv[1] MiB, fills argv[2] MiB a second at most, says whether it has what it wrote. Where argv[3] is a
+# cgroup, it waits while that has less than argv[4] MiB left: on a busy machine a guard may come late.
 GREEDY = """
 import hashlib, os, re, sys, time
 def left():

@@ -1,6 +1,6 @@
-"""Ways to lose the descriptor of /dev/userfaultfd that a program inherits: closed, or marked close-on-exec, one by one or all at
-once, before another program is executed. That one has its memory managed all the same, also as a user who may not open the
-device; and whoever may open it gives it to children, who may not. Nothing is said."""
+"""Ways to lose the descriptor of /dev/userfaultfd that a program inherits: closed, or marked close-on-exec, one by one
+or all at once, before another program is executed. That one has its memory managed all the same, also as a user who may
+not open the device; and whoever may open it gives it to children, who may not. Nothing is said."""
 
 import os
 import shutil

@@ -21,7 +21,8 @@ class Limits(Situation):
 
 class Data(Situation):
     def test_what_is_only_reserved_does_not_count(self):
-        """With a limit on writable private memory, and so where the kernel never overcommits (vm.overcommit_memory=2)."""
+        """With a limit on writable private memory, and so where the kernel never overcommits
+        (vm.overcommit_memory=2)."""
         limit = lambda: resource.setrlimit(resource.RLIMIT_DATA, (128 << 20, 128 << 20))
         report = self.dir / "report"
         ran = self.run_farpage(build("grow.c"), "pieces", 64, ram="20M", options=["--stats-json", report], preexec_fn=limit)

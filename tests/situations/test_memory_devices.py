@@ -1,4 +1,5 @@
-"""Devices whose memory is part of the budget: what would leave no room for pages is refused, what is allowed comes to an end."""
+"""Devices whose memory is part of the budget: what would leave no room for pages is refused, what is allowed comes to
+an end."""
 
 import unittest
 

@@ -1,5 +1,5 @@
-"""Other libraries have functions of the names that ours calls: libfaketime, profilers, quicker `memcpy`s; preloaded before or
-after ours, or linked. What they do is for threads that libc has made, and the engine's are not."""
+"""Other libraries have functions of the names that ours calls: libfaketime, profilers, quicker `memcpy`s; preloaded
+before or after ours, or linked. What they do is for threads that libc has made, and the engine's are not."""
 
 import hashlib
 import os
@@ -11,8 +11,8 @@ from situation import BUILT, FARPAGE, PRELOAD, TARGET, Situation, build, unless_
 
 REGIONS = TARGET / "release" / "libfarpage.so"
 
-# What the preload library asks the dynamic linker for, and why no engine thread comes to it. Everything else it has itself:
-# crates/farpage-preload/src/own.
+# What the preload library asks the dynamic linker for, and why no engine thread comes to it. Everything else it has
+# itself: crates/farpage-preload/src/own.
 BY_NAME = {
     "at load and unload": "_ITM_deregisterTMCloneTable _ITM_registerTMCloneTable __cxa_finalize __gmon_start__",
     "looked up at load, or in a late start, on program threads": "dlopen dlsym",
@@ -50,8 +50,8 @@ def names_of(library, kinds):
 
 
 def functions_to_take():
-    """All functions that ours asks for and has, and those that the other programs of this build ask for: what the engine and the
-    standard library would call without definitions of their own."""
+    """All functions that ours asks for and has, and those that the other programs of this build ask for: what the
+    engine and the standard library would call without definitions of their own."""
     needed = subprocess.run(["ldd", FARPAGE], check=True, capture_output=True, text=True).stdout
     functions = set()
     for library in re.findall(r"(/\S+)", needed):

@@ -1,5 +1,5 @@
-"""Programs that something else runs, or watches: what stands between them and the kernel need not know what an engine asks
-of the kernel, and may have another idea of what the kernel has told the program at its start."""
+"""Programs that something else runs, or watches: what stands between them and the kernel need not know what an engine
+asks of the kernel, and may have another idea of what the kernel has told the program at its start."""
 
 import re
 import unittest

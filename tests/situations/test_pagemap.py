@@ -1,4 +1,5 @@
-"""Programs that look into their own pagemap, where swapped-out memory looks never used: all of theirs is brought in, with one warning."""
+"""Programs that look into their own pagemap, where swapped-out memory looks never used: all of theirs is brought in,
+with one warning."""
 
 import json
 import unittest

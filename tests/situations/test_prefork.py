@@ -1,5 +1,6 @@
-"""Servers that fork workers. What these copy of their parent by writing to it counts, without their having asked for memory,
-and however small the parent is beside the budget. Many of them fit a small one, and none waits for long for the others."""
+"""Servers that fork workers. What these copy of their parent by writing to it counts, without their having asked for
+memory, and however small the parent is beside the budget. Many of them fit a small one, and none waits for long for the
+others."""
 
 import unittest
 
@@ -28,8 +29,8 @@ class Prefork(Situation):
         self.settle(32, 0, 12, own=12)
 
     def test_no_request_waits_while_others_answer_theirs(self):
-        # Four workers that need 24 MiB each, and each request takes a tenth of a second of its worker's own time: so one that
-        # waits for its worker's turn for two seconds sees no more than twenty of another's.
+        # Four workers that need 24 MiB each, and each request takes a tenth of a second of its worker's own time: so
+        # one that waits for its worker's turn for two seconds sees no more than twenty of another's.
         ours = self.run_farpage(build("requests.c"), 4, 24, 4, ram="48M")
         self.assertEqual((ours.returncode, ours.stderr), (0, ""))
         what, others = ours.stdout.split()

@@ -1,5 +1,5 @@
-"""Relocated tables of libraries (RELRO): private file pages that the loader has written. In each process of postgres with JIT,
-rustc and clang that is some MiB, which stayed in memory."""
+"""Relocated tables of libraries (RELRO): private file pages that the loader has written. In each process of postgres
+with JIT, rustc and clang that is some MiB, which stayed in memory."""
 
 import json
 import subprocess

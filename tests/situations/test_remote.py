@@ -1,5 +1,5 @@
-"""Swap on NBD servers, and what they do: stop for a while, end and begin again with or without their data, have no room, allow
-one connection, are reached through a bad network. Each with the real programs."""
+"""Swap on NBD servers, and what they do: stop for a while, end and begin again with or without their data, have no
+room, allow one connection, are reached through a bad network. Each with the real programs."""
 
 import contextlib
 import os

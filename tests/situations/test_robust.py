@@ -1,4 +1,5 @@
-"""Robust mutexes that are held while the memory around them is swapped out: whoever waits learns that the owner has died."""
+"""Robust mutexes that are held while the memory around them is swapped out: whoever waits learns that the owner has
+died."""
 
 import json
 import unittest

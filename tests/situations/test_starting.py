@@ -1,4 +1,5 @@
-"""What `farpage run` is given to start, and where: files that no kernel starts, a machine that does not say what it has."""
+"""What `farpage run` is given to start, and where: files that no kernel starts, a machine that does not say what it
+has."""
 
 import json
 import os

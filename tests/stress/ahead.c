@@ -1,10 +1,11 @@
-/* Memory that changes right behind a sequential reader, where a swapper has read, or is reading, the old content in advance.
+/* Memory that changes right behind a sequential reader, where a swapper has read, or is reading, the old content in
+ * advance.
  *
  *     ahead MB ROUNDS [WORDS]
  *
- * Each round reads a region in order up to some page, then replaces the pages behind it (discards and writes them, maps anew, or
- * moves other pages there), touches enough other memory at random to have them swapped out, and reads on. Every
- * page must have the content it was given last. Run it with much less memory than MB. WORDS: so many of a page
+ * Each round reads a region in order up to some page, then replaces the pages behind it (discards and writes them, maps
+ * anew, or moves other pages there), touches enough other memory at random to have them swapped out, and reads on.
+ * Every page must have the content it was given last. Run it with much less memory than MB. WORDS: so many of a page
  * do not compress (512: all). */
 #define _GNU_SOURCE
 #include <stdint.h>

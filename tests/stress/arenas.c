@@ -1,6 +1,7 @@
-/* Threads make memory as glibc's malloc makes an arena: map twice what it takes, unmap what is not aligned, and make the
- * next one in the place behind it, which was unmapped a moment ago. Every heap that is filled must be managed: registered
- * with userfaultfd ("um" in /proc/self/smaps). It was not where the engine registered what had just been unmapped.
+/* Threads make memory as glibc's malloc makes an arena: map twice what it takes, unmap what is not aligned, and make
+ * the next one in the place behind it, which was unmapped a moment ago. Every heap that is filled must be managed:
+ * registered with userfaultfd ("um" in /proc/self/smaps). It was not where the engine registered what had just been
+ * unmapped.
  *
  * Usage: arenas MB ROUNDS. Says "ok", or which heaps are not managed, with status 1.
  */

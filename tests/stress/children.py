@@ -3,8 +3,9 @@
 
     children.py FARPAGE
 
-Under `farpage run --user` the right to manage memory is an inherited descriptor; Python's subprocess, daemons and others close
-all descriptors before they exec. As root, with Python as the program. Copies what it runs to where that user can read it."""
+Under `farpage run --user` the right to manage memory is an inherited descriptor; Python's subprocess, daemons and
+others close all descriptors before they exec. As root, with Python as the program. Copies what it runs to where that
+user can read it."""
 
 import os
 import shutil

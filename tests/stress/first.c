@@ -1,6 +1,6 @@
-// Several threads fault on the same page at the same moment, so that some faults are served when the page is there already.
-// With conf `debug_evict_all` it is taken out again while zeros are made ready for such a fault: they must not be
-// placed then.
+// Several threads fault on the same page at the same moment, so that some faults are served when the page is there
+// already. With conf `debug_evict_all` it is taken out again while zeros are made ready for such a fault: they must not
+// be placed then.
 //
 //   first MIB THREADS STEPS
 #define _GNU_SOURCE

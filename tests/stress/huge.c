@@ -1,6 +1,6 @@
-// Forks while the kernel makes huge pages of what a child has inherited (MADV_HUGEPAGE): a page that is swapped out is not a
-// page of zeros. The parent asks for it all the time, which is what khugepaged does every now and then. Only 2 MiB in which the
-// child has written are made one, so the forking thread has its stack among the data.
+// Forks while the kernel makes huge pages of what a child has inherited (MADV_HUGEPAGE): a page that is swapped out is
+// not a page of zeros. The parent asks for it all the time, which is what khugepaged does every now and then. Only 2
+// MiB in which the child has written are made one, so the forking thread has its stack among the data.
 //
 //   huge MIB FORKS
 #define _GNU_SOURCE

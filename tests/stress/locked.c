@@ -1,4 +1,5 @@
-/* Memory that a program locks under a budget: some may be locked, and more is refused as by any lock limit; nothing hangs.
+/* Memory that a program locks under a budget: some may be locked, and more is refused as by any lock limit; nothing
+ * hangs.
  *
  * usage: locked BUDGET_MIB      (0: without farpage; locks nothing)
  */

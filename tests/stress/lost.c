@@ -1,4 +1,5 @@
-/* A disk on which some places can never be read, or some writes store something else: the thread that needs such a page gets SIGBUS, everything else is right.
+/* A disk on which some places can never be read, or some writes store something else: the thread that needs such a page
+ * gets SIGBUS, everything else is right.
  *
  * usage: lost MIB MIN_LOST      (MIN_LOST pages must be lost; 0 without farpage)
  */
@@ -75,9 +76,9 @@ static void *reader(void *number) {
     return NULL;
 }
 
-/* Locks what the program itself needs: data, stack and heap, also its libraries', and its control block. Of them, too, a
- * page may come to a place that cannot be read, and without the table by which the program calls its library not even the
- * handler works. Mappings without a name are the memory under test and the engine's. */
+/* Locks what the program itself needs: data, stack and heap, also its libraries', and its control block. Of them, too,
+ * a page may come to a place that cannot be read, and without the table by which the program calls its library not even
+ * the handler works. Mappings without a name are the memory under test and the engine's. */
 static int keep_own(void) {
     FILE *maps = fopen("/proc/self/maps", "r");
     if (!maps) return -1;

@@ -1,10 +1,10 @@
-/* Asks the allocator for some MiB again and again, in one of the ways there are, and fills them at once. What it maps for that, by
- * system calls that nobody sees, has to be served by the engine from the first page on.
+/* Asks the allocator for some MiB again and again, in one of the ways there are, and fills them at once. What it maps
+ * for that, by system calls that nobody sees, has to be served by the engine from the first page on.
  *
  *     mallocs WAY MANAGED_MB PIECE_MB ROUNDS
  *
- * Without a WAY: prints the names of all. When memory is managed it says "ready" and waits for a line; at the end it prints how many
- * pages were filled since, and waits for the end of its input. */
+ * Without a WAY: prints the names of all. When memory is managed it says "ready" and waits for a line; at the end it
+ * prints how many pages were filled since, and waits for the end of its input. */
 #define _GNU_SOURCE
 #include <err.h>
 #include <malloc.h>

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What an allocator maps by itself is managed before its caller fills it: nearly every page that the program fills is served by the
-engine. Without the functions in front of the allocator many come from the kernel, and the budget is left.
+"""What an allocator maps by itself is managed before its caller fills it: nearly every page that the program fills is
+served by the engine. Without the functions in front of the allocator many come from the kernel, and the budget is left.
 
     mallocs.py FARPAGE PROGRAM"""
 

@@ -2,9 +2,10 @@
  *
  *     patterns PATTERN MB PASSES
  *
- * up, down, stride (every 7th page, seven times), order (the same jumps in each pass; the pages are written to), several (six streams up and two down at once), random, runs (of 12 pages,
- * at random places), threads (eight at once, each in order through pages of its own, with pages at random between), ends (in order
- * through the middle one of three mappings; prints how many pages of the others have come into memory by that). */
+ * up, down, stride (every 7th page, seven times), order (the same jumps in each pass; the pages are written to),
+ * several (six streams up and two down at once), random, runs (of 12 pages, at random places), threads (eight at once,
+ * each in order through pages of its own, with pages at random between), ends (in order through the middle one of three
+ * mappings; prints how many pages of the others have come into memory by that). */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdint.h>

@@ -69,7 +69,8 @@ for rule in ("stream", "exact", "vma"):
     counters, _, _ = run("random", rule)
     assert counters["swap_ra"] * (10 if rule == "vma" else 50) < counters["pswpin"], "read ahead at random"
 
-# Nor is there on a disk with heads. Only where pages are wanted in the order in which they went out, nothing but their places says so.
+# Nor is there on a disk with heads. Only where pages are wanted in the order in which they went out, nothing but their
+# places says so.
 SEEKS = FILE + ",fault=seeks:1"
 counters, _, _ = run("random", "stream", SEEKS, "16M", MB // 2)
 assert counters["swap_ra"] * 10 < counters["pswpin"], "read ahead at random"

@@ -1,4 +1,5 @@
-/* Threads that are given memory piece by piece and fill it at once, from the program's first millisecond on. At the end it is looked at.
+/* Threads that are given memory piece by piece and fill it at once, from the program's first millisecond on. At the end
+ * it is looked at.
  *
  *     storm mmap|malloc THREADS TOTAL_MB [SEED]
  *

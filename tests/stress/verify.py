@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""A swapped-out page whose bytes were changed by a third party: `--verify` ends the program instead of giving it wrong ones.
+"""A swapped-out page whose bytes were changed by a third party: `--verify` ends the program instead of giving it wrong
+ones.
 
     verify.py FARPAGE
 
@@ -31,7 +32,8 @@ STORED = (MB << 8) * 3 // 4
 
 
 def change(pid, start, end):
-    """Changes a byte of every copy of a page; which pages. The program's own memory is not looked at: that would bring them back."""
+    """Changes a byte of every copy of a page; which pages. The program's own memory is not looked at: that would bring
+    them back."""
     pages = set()
     with open(f"/proc/{pid}/mem", "r+b", buffering=0) as memory, open(f"/proc/{pid}/pagemap", "rb", buffering=0) as pagemap:
         for line in open(f"/proc/{pid}/maps"):
@@ -55,7 +57,8 @@ def change(pid, start, end):
 
 
 def run(*options):
-    """Runs the program, and changes its pages while they are out. Exit status, output, messages, the addresses of these pages."""
+    """Runs the program, and changes its pages while they are out. Exit status, output, messages, the addresses of these
+    pages."""
     command = [sys.argv[1], "run", "--ram", "40M", "--swap", "ram", "--swap", "file:/var/tmp", *options, "--", sys.executable, "-c", PROGRAM]
     pipe = subprocess.PIPE
     child = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)

@@ -1,4 +1,5 @@
-// Memory that children are to have without its content (MADV_WIPEONFORK), swapped out or not, beside memory that they keep.
+// Memory that children are to have without its content (MADV_WIPEONFORK), swapped out or not, beside memory that they
+// keep.
 //
 //   wipe MIB
 #define _GNU_SOURCE

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Zero pages take no slot and no I/O: a program that fills more memory than its budget with zeros, and one with random bytes.
+"""Zero pages take no slot and no I/O: a program that fills more memory than its budget with zeros, and one with random
+bytes.
 
     zeros.py FARPAGE
 

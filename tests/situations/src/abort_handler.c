@@ -2,8 +2,8 @@
 //
 //     abort_handler MB [full]
 //
-// Fills memory, each page with its number, prints where it is, waits for a line, and reads all of it. full: nothing more can be
-// written to standard error, which is a pipe.
+// Fills memory, each page with its number, prints where it is, waits for a line, and reads all of it. full: nothing
+// more can be written to standard error, which is a pipe.
 #include <fcntl.h>
 #include <signal.h>
 #include <stdint.h>

@@ -1,5 +1,5 @@
-/* A library that stands in front of functions and counts the calls of each thread, as libfaketime, coroutine libraries and
- * profilers do: in dynamic thread-local storage, which a thread has if libc has made it. */
+/* A library that stands in front of functions and counts the calls of each thread, as libfaketime, coroutine libraries
+ * and profilers do: in dynamic thread-local storage, which a thread has if libc has made it. */
 #define _GNU_SOURCE
 #include <stddef.h>
 #include <sys/syscall.h>

@@ -1,6 +1,6 @@
 /* devzero MIB THREADS [anonymous]: what usemem of vm-scalability does, whose memory is a private mapping of /dev/zero:
-   each thread writes a mapping of its own twice, word by word, and reads it again. Then what else such a mapping may be.
-   Prints what came back wrong. */
+   each thread writes a mapping of its own twice, word by word, and reads it again. Then what else such a mapping may
+   be. Prints what came back wrong. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

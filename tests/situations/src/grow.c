@@ -2,8 +2,8 @@
  *
  *     grow WAY MB [ENGINE]
  *
- * Prints "ok". With ENGINE it waits for an engine thread in the process that has got the memory: before it fills what it got at once,
- * after it has filled what it got in pieces. */
+ * Prints "ok". With ENGINE it waits for an engine thread in the process that has got the memory: before it fills what
+ * it got at once, after it has filled what it got in pieces. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <err.h>

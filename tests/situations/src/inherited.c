@@ -1,5 +1,5 @@
-// Loses the inherited descriptor in one of the ways programs do, executes itself, and says whether the new program's memory is
-// managed. That one also gives root up, if it has it, and forks: the child has the right bytes.
+// Loses the inherited descriptor in one of the ways programs do, executes itself, and says whether the new program's
+// memory is managed. That one also gives root up, if it has it, and forks: the child has the right bytes.
 //
 //   inherited fcntl|fcntl64|fioclex|cloexec|close|syscall|ioctl|spawn|instruction
 #define _GNU_SOURCE

@@ -1,5 +1,5 @@
-// Forks in a child that is somewhere else than its parent was when farpage started, while its other threads hold malloc's lock and
-// wait for pages: the forking thread needs that lock.
+// Forks in a child that is somewhere else than its parent was when farpage started, while its other threads hold
+// malloc's lock and wait for pages: the forking thread needs that lock.
 //
 //   jail plain|chroot|mounts|pids|undumpable FORKS        (as root)
 #define _GNU_SOURCE

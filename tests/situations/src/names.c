@@ -1,5 +1,6 @@
-/* A library that takes other libraries' names: each function of NAMES (a file of `NAME(function)` lines) is defined here, hands
- * the call on to the next library's, and ends the process if it was called on one of the engine's threads. */
+/* A library that takes other libraries' names: each function of NAMES (a file of `NAME(function)` lines) is defined
+ * here, hands the call on to the next library's, and ends the process if it was called on one of the engine's threads.
+ */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stddef.h>

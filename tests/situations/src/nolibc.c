@@ -1,5 +1,5 @@
-/* A program without libc (-nostdlib) that makes its system calls itself, as Go's do: maps 40 MiB in pieces, fills them, reads them back,
- * prints "ok". Nothing that it does can be interposed. */
+/* A program without libc (-nostdlib) that makes its system calls itself, as Go's do: maps 40 MiB in pieces, fills them,
+ * reads them back, prints "ok". Nothing that it does can be interposed. */
 #include <sys/mman.h>
 #include <sys/syscall.h>
 

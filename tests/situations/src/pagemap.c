@@ -1,10 +1,12 @@
-/* A pool that clears only those of its pages that the kernel says have been used. What it does not find keeps its old content.
+/* A pool that clears only those of its pages that the kernel says have been used. What it does not find keeps its old
+ * content.
  *
  * Usage: pagemap MIB HOW WHEN WHAT
- * HOW the pagemap is opened: open, openat, fopen, syscall, task (by the number of the thread); or "parent": somebody else's, and all
- * pages are cleared
+ * HOW the pagemap is opened: open, openat, fopen, syscall, task (by the number of the thread); or "parent": somebody
+ * else's, and all pages are cleared
  * WHEN: early (before anything is filled) or late
- * WHAT is asked for: used (present or swapped), written (present and written, as wasmtime does), words (read from the file)
+ * WHAT is asked for: used (present or swapped), written (present and written, as wasmtime does), words (read from the
+ * file)
  *
  * Meanwhile another thread goes over memory of its own and compares each word. Afterwards a child does. */
 #define _GNU_SOURCE

@@ -1,8 +1,8 @@
-/* prefork MB WORKERS LIMIT [LIVES [OWN]]: a parent that has MB MiB forks workers that write a word in each of its pages, as
- * reference counts are written, and then wait. Prints what the workers found when all of them together with the parent have
- * LIMIT MiB of anonymous memory at most, each page counted once; what they have then is theirs, so that must come about by
- * itself. With LIVES the parent forks so many children first that end at once. With OWN each worker has so many MiB of its
- * own instead, and goes over the first of them all the time. */
+/* prefork MB WORKERS LIMIT [LIVES [OWN]]: a parent that has MB MiB forks workers that write a word in each of its
+ * pages, as reference counts are written, and then wait. Prints what the workers found when all of them together with
+ * the parent have LIMIT MiB of anonymous memory at most, each page counted once; what they have then is theirs, so that
+ * must come about by itself. With LIVES the parent forks so many children first that end at once. With OWN each worker
+ * has so many MiB of its own instead, and goes over the first of them all the time. */
 #include <err.h>
 #include <stdio.h>
 #include <stdlib.h>

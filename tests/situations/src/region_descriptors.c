@@ -1,10 +1,10 @@
-// A program with a pager of regions that closes all its descriptors, as daemons do, and then opens files of its own under the
-// same numbers: nothing of the regions may be lost, and nothing may happen to the files.
+// A program with a pager of regions that closes all its descriptors, as daemons do, and then opens files of its own
+// under the same numbers: nothing of the regions may be lost, and nothing may happen to the files.
 //
 //     region_descriptors MODE DEVICES CLOSE INHERIT DIRECTORY
 //
-// MODE: signal or thread. CLOSE: range (one system call), loop (one after the other) or none. INHERIT: 1, forked children
-// have the regions too, before and after; else 0. Prints what is wrong; nothing if all is well.
+// MODE: signal or thread. CLOSE: range (one system call), loop (one after the other) or none. INHERIT: 1, forked
+// children have the regions too, before and after; else 0. Prints what is wrong; nothing if all is well.
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdint.h>

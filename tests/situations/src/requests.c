@@ -1,6 +1,6 @@
-/* requests WORKERS MB COUNT: workers with a working set of MB MiB each answer requests, one after the other: each goes over
- * the whole of it several times, and checks it. Ends when each worker has answered COUNT. Prints whether all was right, and
- * how many requests one of the others has answered at most while one was being answered. */
+/* requests WORKERS MB COUNT: workers with a working set of MB MiB each answer requests, one after the other: each goes
+ * over the whole of it several times, and checks it. Ends when each worker has answered COUNT. Prints whether all was
+ * right, and how many requests one of the others has answered at most while one was being answered. */
 #include <err.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,8 +1,10 @@
-/* Robust mutexes in memory that is swapped out while they are held: the next one to lock learns that the owner has died.
+/* Robust mutexes in memory that is swapped out while they are held: the next one to lock learns that the owner has
+ * died.
  *
  * Usage: robust MIB threads|killed [USER]
  * threads: the owner is a thread that ends; meanwhile others take and give back robust mutexes of their own
- * killed: the owner is a child that is killed; what is looked at then is a shared mutex that it took before private ones
+ * killed: the owner is a child that is killed; what is looked at then is a shared mutex that it took before private
+ * ones
  * USER: a number; the program becomes that user first, so it cannot be dumped, and its files in /proc are root's */
 #define _GNU_SOURCE
 #include <errno.h>

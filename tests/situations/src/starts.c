@@ -1,7 +1,7 @@
 /*
  * starts WAY PROGRAM: starts PROGRAM, with the arguments 1 to 7 and then three blanks, by one of libc's functions, and
- * ends as PROGRAM does. Those that search get its name only and find it by PATH. "more" in front of a way: with 500 more
- * variables; "clean": with none but PATH.
+ * ends as PROGRAM does. Those that search get its name only and find it by PATH. "more" in front of a way: with 500
+ * more variables; "clean": with none but PATH.
  */
 #define _GNU_SOURCE
 #include <errno.h>

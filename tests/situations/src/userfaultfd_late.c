@@ -1,8 +1,8 @@
 /* A userfaultfd of the program's own, on memory that was filled long ago.
  *
  * Usage: userfaultfd_late MIB ioctl|syscall
- * First it is told of each write to the first half (dirty tracking), then it fills the second half lazily. A quarter of the pages are zero.
- * Other memory is compared at the end. */
+ * First it is told of each write to the first half (dirty tracking), then it fills the second half lazily. A quarter of
+ * the pages are zero. Other memory is compared at the end. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

@@ -1,5 +1,5 @@
-"""A WSGI application with much data, made before its server forks. Each request reads a part of it, and fills some memory of
-its own."""
+"""A WSGI application with much data, made before its server forks. Each request reads a part of it, and fills some
+memory of its own."""
 
 from urllib.parse import parse_qsl
 
