@@ -17,9 +17,9 @@ SEED ?= 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16
 SOAK_MB ?= 512
 SOAK_RAM ?= 128M
 
-.PHONY: all help check test-one fuzz coverage hooks run setup setup-tests build build-checked install uninstall deb wheel \
-	test-install test-packages test-python test-programs test-loom test lint unit models loom tsan miri breakages stress \
-	situations programs programs-all soak bench bench-suite pictures book clean
+.PHONY: all help check test-one fuzz coverage hooks run setup setup-tests build build-checked install uninstall deb \
+	wheel test-install test-packages test-python test-programs test-loom test lint unit models loom tsan miri breakages \
+	stress situations programs programs-all soak bench bench-suite pictures book clean
 .NOTPARALLEL:
 
 all: build
@@ -41,8 +41,8 @@ test-one: build
 	cargo test --workspace --profile checked --quiet $(NAME)
 	tests/run.py situations/$(NAME)
 
-## make fuzz [FUZZ_MS=60000]: what reads others' input, fed at random for so long each (make unit: a second); coverage-guided
-## with cargo install cargo-bolero: cargo bolero test -p farpage-ipc conf::tests::fuzz_conf_text
+## make fuzz [FUZZ_MS=60000]: what reads others' input, fed at random for so long each (make unit: a second)
+## guided by coverage with cargo install cargo-bolero: cargo bolero test -p farpage-ipc conf::tests::fuzz_conf_text
 FUZZ_MS ?= 60000
 fuzz:
 	BOLERO_RANDOM_TEST_TIME_MS=$(FUZZ_MS) BOLERO_RANDOM_ITERATIONS=1000000000 \
@@ -195,26 +195,29 @@ test-loom:
 loom:
 	$(MAKE) test-loom LOOM_PREEMPTIONS=5
 
-# The threaded tests of the slot allocator under ThreadSanitizer and under miri. Both need a nightly toolchain with rust-src
-# and miri: rustup toolchain install nightly --component rust-src,miri
+# The threaded tests of the slot allocator under ThreadSanitizer and under miri. Both need a nightly toolchain with
+# rust-src and miri: rustup toolchain install nightly --component rust-src,miri
 HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 
 ## make tsan: the allocator's threaded tests under ThreadSanitizer (builds the standard library: minutes)
 tsan:
 	CARGO_TARGET_DIR=target/tsan CARGO_PROFILE_RELEASE_PANIC=unwind CARGO_PROFILE_RELEASE_LTO=off \
 		RUSTFLAGS="-Zsanitizer=thread" \
-		cargo +nightly test -Zbuild-std --target $(HOST) -p farpage-swap --features seed --release --quiet --lib -- threads swapoff:: worker::
+		cargo +nightly test -Zbuild-std --target $(HOST) -p farpage-swap --features seed --release --quiet --lib -- \
+		threads swapoff:: worker::
 
 ## make miri: the same, shorter, under miri
 miri:
-	CARGO_TARGET_DIR=target/miri cargo +nightly miri test -p farpage-swap --features seed --quiet --lib -- threads swapoff:: worker::
+	CARGO_TARGET_DIR=target/miri cargo +nightly miri test -p farpage-swap --features seed --quiet --lib -- \
+		threads swapoff:: worker::
 
-## make breakages: takes guards of the allocator and the engine away one by one; a test or a model must notice each (a quarter of an hour)
+## make breakages: takes guards of allocator and engine away, one by one; a test or a model must notice (15 minutes)
 breakages:
 	scripts/breakages.py
 
 # Programs of one source.
-SINGLE := $(addprefix $(TESTS)/,ahead arenas clones confined first handlers huge locked lost mallocs member moves patterns probe_syscalls sparse storm wipe)
+SINGLE := $(addprefix $(TESTS)/,ahead arenas clones confined first handlers huge locked lost mallocs member moves \
+	patterns probe_syscalls sparse storm wipe)
 
 test-programs: $(TESTS)/stress $(SINGLE)
 
@@ -256,7 +259,7 @@ soak: build test-programs
 		done; \
 	done
 
-# The table of docs/measurements: medians and ranges over the rounds; about ten minutes. Needs root for the kernel's side.
+# The table of docs/measurements: medians and ranges over the rounds; about ten minutes. The kernel's side needs root.
 BENCH_WORKLOADS ?= seq-read,rand-read,zipf-read,rand-rmw,fill
 BENCH_ROUNDS ?= 5
 BENCH_MODES ?= region run

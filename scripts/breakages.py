@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Takes guards of the slot allocator and of the engine away, one at a time: a test or a model must notice each.
 
-Works on a copy below target/breakages. Each breakage names a file, the text to replace (which must be there exactly once,
-so that this list cannot rot) and the test that must fail. Usage: scripts/breakages.py [NAME...]
+Works on a copy below target/breakages. Each breakage names a file, the text to replace (which must be there exactly
+once, so that this list cannot rot) and the test that must fail. Usage: scripts/breakages.py [NAME...]
 """
 
 import json
@@ -16,8 +16,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 COPY = ROOT / "target" / "breakages"
-CRATES = ["crates/" + name for name in ("farpage-swap", "farpage-syscalls", "farpage-base", "farpage-ipc", "farpage-codec",
-                                       "farpage-device", "farpage-run")]
+CRATES = ["crates/farpage-" + name for name in ("swap", "syscalls", "base", "ipc", "codec", "device", "run")]
 # A model that a breakage sends into an endless loop counts as noticed.
 LIMIT_S = 300
 
@@ -48,7 +47,8 @@ BREAKAGES = [
     ("turns", "devices of equal priority take turns", "cluster/swap.rs",
      [("avail.insert(behind, chosen);", "avail.insert(at, chosen);")], UNIT, "take_turns"),
     ("priority", "the turns are among equals", "cluster/swap.rs",
-     [("let behind = avail.iter().position(|other| other.priority < priority).unwrap_or(avail.len());", "let behind = avail.len() + 0 * priority as usize;")],
+     [("let behind = avail.iter().position(|other| other.priority < priority).unwrap_or(avail.len());",
+       "let behind = avail.len() + 0 * priority as usize;")],
      UNIT, "take_turns"),
     ("lookup-again", "a reader looks whether the table changed", "cluster/mod.rs",
      [("if self.table.load(Ordering::Relaxed) == seen {", "if seen != 0 {")], LOOM, "never_sees_another"),
@@ -64,10 +64,11 @@ BREAKAGES = [
      [("return Err(CacheError::NotBound);\n            }\n            let mut freed", "}\n            let mut freed")],
      UNIT, "set_model"),
     ("put-count", "a slot without references is not put", "cluster/refs.rs",
-     [("!table.word(at).is_in_use() || table.word(at).count() == 0", "!table.word(at).is_in_use()")], UNIT, "set_model"),
-    ("value-again", "who reads a value looks whether it changed meanwhile", "slots.rs",
+     [("!table.word(at).is_in_use() || table.word(at).count() == 0", "!table.word(at).is_in_use()")],
+     UNIT, "set_model"),
+    ("value-again", "a reader of a value looks whether it changed meanwhile", "slots.rs",
      [("if self.sequence.load(Ordering::Relaxed) == seen {", "if seen != 0 {")], LOOM, "whole_values"),
-    ("value-changing", "nobody reads a value that is being changed", "slots.rs",
+    ("value-changing", "no thread reads a value that is being changed", "slots.rs",
      [("if seen & CHANGING != 0 {", "if false {")], LOOM, "whole_values"),
     ("value-acquire", "a later value's word comes with its sequence number", "slots.rs",
      [("self.words[i].load(Ordering::Acquire)", "self.words[i].load(Ordering::Relaxed)")], LOOM, "whole_values"),
@@ -88,9 +89,10 @@ BREAKAGES = [
     ("pending-again", "the look is repeated after frees were carried out", "cluster/pending.rs",
      [("while cluster.pending.load(Ordering::Relaxed) != 0 {", "if cluster.pending.load(Ordering::Relaxed) != 0 {")],
      LOOM, "a_free_meets_one"),
-    ("pending-over", "what is pending belongs to whoever carries it out", "cluster/pending.rs",
+    ("pending-over", "what is pending belongs to the thread that carries it out", "cluster/pending.rs",
      [("            left += 1;\n",
-       "            if cluster.table.load(Ordering::Acquire) != seen {\n                break;\n            }\n            left += 1;\n")],
+       "            if cluster.table.load(Ordering::Acquire) != seen {\n                break;\n            }\n"
+       "            left += 1;\n")],
      LOOM, "the_table_goes"),
     ("pending-few", "the same for clusters passed over in the full list", "cluster/device.rs",
      [(".for_each(|(c, index)| passed(c, index));", ".for_each(|_| ());")], LOOM, "search_for_few"),
@@ -109,7 +111,8 @@ BREAKAGES = [
     ("pending-lookup", "for look-ups a pending slot is free", "cluster/mod.rs",
      [("if word.is_pending() { Word::FREE } else { word }", "word")], LOOM, "met_by_counts"),
     ("hint", "each CPU goes on where it was", "cluster/search.rs",
-     [("let hint = self.hints.get(cpu, order);", "let hint: Option<Entry> = None.or(self.hints.get(cpu, order)).filter(|_| false);")],
+     [("let hint = self.hints.get(cpu, order);",
+       "let hint: Option<Entry> = None.or(self.hints.get(cpu, order)).filter(|_| false);")],
      UNIT, "hints_follow"),
     ("pieces-stack", "clusters with pieces of larger blocks are found", "cluster/ready.rs",
      [("self.push_ready(Stack::Broken, index);", "")], UNIT, "pieces_in_any_cluster"),
@@ -141,13 +144,15 @@ BREAKAGES = [
      [("        self.scans.extend(new);\n", "        drop(new);\n")], ENGINE, "content_is_right"),
     ("give-way", "where nothing can be reclaimed the budget gives way", "farpage-run/src/pager/fill.rs",
      [("self.granted = 1;", "")], ENGINE, "full_devices"),
-    ("tree-floor", "nobody gives more than it can do without", "farpage-run/src/budget/share.rs",
+    ("tree-floor", "no member gives more than it can do without", "farpage-run/src/budget/share.rs",
      [(".min(promised - floor);", ";")], ENGINE, "no_more_than_its_floor"),
     ("tree-files", "a file's size is published before it is compared", "farpage-ipc/src/tree/mod.rs",
      [("let had = slots.swap(end);", "let had = slots.load();")], ENGINE, "files_of_all_members"),
-    ("claims-look", "who claims publishes first and looks then", "claims.rs",
-     [("    mine.add(want);\n", ""), ("saturating_add(mine.pages(now_us))", "saturating_add(mine.pages(now_us) + want)"),
-      ("    if over > 0 {\n        mine.sub(over);\n    }\n    want - over", "    mine.add(want - over);\n    want - over")],
+    ("claims-look", "a member that claims publishes first and looks then", "claims.rs",
+     [("    mine.add(want);\n", ""),
+      ("saturating_add(mine.pages(now_us))", "saturating_add(mine.pages(now_us) + want)"),
+      ("    if over > 0 {\n        mine.sub(over);\n    }\n    want - over",
+       "    mine.add(want - over);\n    want - over")],
      LOOM, "two_claims_at_once"),
     ("claims-epoch", "the word of an earlier owner counts nothing", "claims.rs",
      [("if word >> PAGES_BITS != u64::from(self.epoch.load(SeqCst)) {", "if false {")], UNIT, "a_late_word"),

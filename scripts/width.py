@@ -43,7 +43,8 @@ def tracked():
 
 
 def main():
-    wide = [f"{n}:{i}: {len(t)} columns" for n, i, t in (added() if "--staged" in sys.argv else tracked()) if is_wide(n, t)]
+    lines = added() if "--staged" in sys.argv else tracked()
+    wide = [f"{n}:{i}: {len(t)} columns" for n, i, t in lines if is_wide(n, t)]
     print("\n".join(wide), file=sys.stderr) if wide else None
     return bool(wide)
 

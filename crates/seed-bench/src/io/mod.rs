@@ -32,8 +32,8 @@ Columns: DEVICE, PATH (sync: in the calling thread; boxed, queued: a request fro
     pread and pwrite; bare: a client of a server that does nothing else; depth1, depth8: so many pages of a \
     server in flight; t1 to t8: threads that read, 64 pages each in an operation; crypt: encrypted; raw: the \
     kernel alone; unit: BATCH pages compressed as one; depth4, depth32: so many requests of fio in flight), \
-    OP (free: what was stored earlier in place of a page just written), BATCH (pages an operation), AVG, P50, P99 (of one operation), ALLOCS (an operation), MiB/s, RATIO \
-    (pages to what they are stored in).
+    OP (free: what was stored earlier in place of a page just written), BATCH (pages an operation), AVG, P50, \
+    P99 (of one operation), ALLOCS (an operation), MiB/s, RATIO (pages to what they are stored in).
 
 The file is also read by fio, if that is installed: each of its rows is below the one of ours that it is to \
     be compared with.
