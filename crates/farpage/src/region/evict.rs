@@ -317,7 +317,7 @@ impl PagerCore {
         self.discarded_under_us.load(Relaxed) == before
     }
 
-    /// Moves some of a run of neighbours, which the caller has busy, and settles those that it has dealt with: how many
+    /// Moves some of a run of neighbours, which the caller has busy, and unlocks those that it has dealt with: how many
     /// were moved, and how many dealt with (at least one).
     fn move_run(&self, run: &[(u32, Seen)]) -> (usize, usize) {
         let Some((first, got)) = self.frames.take_empty(run.len()) else {

@@ -193,13 +193,13 @@ impl PagerCore {
     }
 
     /// The first `done` pages of a claim are Mapped now (as `to` says); the others stay as they were.
-    fn settle(&self, claimed: &mut Claimed, done: usize, to: impl Fn(usize) -> PageState) {
-        self.settle_ahead(claimed, done, Access::Writable, |i| (to(i), 0));
+    fn finish_claim(&self, claimed: &mut Claimed, done: usize, to: impl Fn(usize) -> PageState) {
+        self.finish_claim_as(claimed, done, Access::Writable, |i| (to(i), 0));
     }
 
-    /// The same, of pages that may also wait in the swap cache now (`to`: the state, and the credit there). `access`:
+    /// The same, for pages that may also wait in the swap cache now (`to`: the state, and the credit there). `access`:
     /// how they came in.
-    pub(super) fn settle_ahead(
+    pub(super) fn finish_claim_as(
         &self,
         claimed: &mut Claimed,
         done: usize,
@@ -283,7 +283,7 @@ impl PagerCore {
             let must = seen.is_some();
             let mut claimed = self.claim(first, seen, n, |state| state == PageState::None);
             let done = self.place_zeros(first, claimed.len, must);
-            self.settle(&mut claimed, done, |_| PageState::Mapped(None));
+            self.finish_claim(&mut claimed, done, |_| PageState::Mapped(None));
             done
         });
         count(&self.stat.swpin_zero, pages as usize);

@@ -238,14 +238,14 @@ impl PagerCore {
             let f = first + i;
             if i == 0 {
                 let kept = self.kept(e);
-                self.settle_ahead(&mut claimed, 1, Access::Writable, |_| (PageState::Mapped(kept), 0));
+                self.finish_claim_as(&mut claimed, 1, Access::Writable, |_| (PageState::Mapped(kept), 0));
             } else {
                 let done = usize::from(i < loaded);
                 if done > 0 {
                     self.frame_entries.set(f, Some(e));
                     self.readahead.read(at, 1);
                 }
-                self.settle_ahead(&mut claimed, done, Access::Writable, |_| (PageState::Cached(f), 1 | BY_SLOT));
+                self.finish_claim_as(&mut claimed, done, Access::Writable, |_| (PageState::Cached(f), 1 | BY_SLOT));
             }
         }
         Ok(())
@@ -326,7 +326,7 @@ impl PagerCore {
         let n = claimed.len;
         let grant = if n > 0 { self.alloc_frames(n, must) } else { None };
         let Some(FrameGrant { first, len: got, copies }) = grant else {
-            self.settle_ahead(claimed, 0, Access::Writable, |_| (PageState::None, 0));
+            self.finish_claim_as(claimed, 0, Access::Writable, |_| (PageState::None, 0));
             return Err(Nothing::NoFrame);
         };
         let mut entries: [Option<Entry>; CHUNK] = [None; CHUNK];
@@ -373,7 +373,7 @@ impl PagerCore {
         if ahead > 0 {
             self.readahead.read(claimed.first, ahead);
         }
-        self.settle_ahead(claimed, loaded, access, |i| match markers >> i & 1 {
+        self.finish_claim_as(claimed, loaded, access, |i| match markers >> i & 1 {
             1 => (PageState::Cached(first + i), credit),
             _ => (PageState::Mapped(mapped[i]), 0),
         });
