@@ -26,7 +26,7 @@
 //!   difference to the count by then says how many pages would have had to stay for it to stay too (its *refault
 //!   distance*). See [`Ages::rank_of`] for what follows from that.
 //! * The cached lists are longer the more they earn: [`WorkingSet::cached_target`].
-//! * Main is *settled* while three in four of the pages that it gives up come back soon. Whatever it takes in then
+//! * Main is *saturated* while three in four of the pages that it gives up come back soon. Whatever it takes in then
 //!   takes the place of a page that is wanted sooner, as in a loop through a little more than memory holds. So hardly
 //!   any page enters: [`WorkingSet::note_back`].
 //!
@@ -65,17 +65,17 @@ const PROBATION_PACE: u32 = 32;
 const CREDIT: u32 = 64;
 /// What it costs to read a page, in faults without I/O.
 const READ_COST: u32 = 4;
-/// Main is settled if so many percent of the pages that it gave up came back soon...
-const SETTLED_PCT: u64 = 75;
+/// Main is saturated if so many percent of the pages that it gave up came back soon...
+const SATURATED_PCT: u64 = 75;
 /// ... of so many that it gave up: a part of memory, but at least so many.
-const SETTLED_PART: u32 = 32;
-const SETTLED_MIN: u32 = 64;
+const SATURATED_PART: u32 = 32;
+const SATURATED_MIN: u32 = 64;
 /// It is no longer if fewer than one in so many pages that leave is one of main that was wanted back meanwhile.
 const IN_USE: u32 = 8;
 /// This is looked at each time that such a part of memory has left: a loop has gone round by then.
 const IN_USE_PART: u32 = 2;
 /// Then probation's share is smaller: hardly any page of it is going to prove hot.
-const SETTLED_SHARE: u32 = 64;
+const SATURATED_SHARE: u32 = 64;
 /// The cached lists earn something if one in so many of the pages that enter it is wanted back.
 const EARNS: u32 = 16;
 /// Under `farpage run` so many pages are taken out at a time.
@@ -117,7 +117,7 @@ struct GivenUp {
     gone: u32,
     back: u32,
     /// As of the last look.
-    settled: bool,
+    saturated: bool,
     /// All pages that left since it was last seen that main is in use, and pages of main that were wanted back.
     departed: u32,
     kept: u32,
@@ -168,7 +168,7 @@ impl WorkingSet {
             cached_is_held: false,
             credit: 0,
             earned: Earned { entered: 0, wanted_back: 0, read_back: 0 },
-            given_up: GivenUp { gone: 0, back: 0, settled: false, departed: 0, kept: 0, is_seen: false },
+            given_up: GivenUp { gone: 0, back: 0, saturated: false, departed: 0, kept: 0, is_seen: false },
             in_turn: false,
         }
     }
@@ -200,12 +200,12 @@ impl WorkingSet {
 
     /// What tells how long a page was away; also for threads that do not have the lock.
     pub fn ages(&self) -> Ages {
-        Ages { departures: self.departures, pages: self.pages(), settled: self.is_settled() }
+        Ages { departures: self.departures, pages: self.pages(), saturated: self.is_saturated() }
     }
 
     /// What main gives up comes back soon. (Main has to be full for that.)
-    fn is_settled(&self) -> bool {
-        self.given_up.settled && self.probation.len() <= 2 * self.share_of(self.share)
+    fn is_saturated(&self) -> bool {
+        self.given_up.saturated && self.probation.len() <= 2 * self.share_of(self.share)
     }
 
     /// [`Ages::distance`].
@@ -229,13 +229,13 @@ impl WorkingSet {
         self.given_up.back += u32::from(self.ages().was_given_up(shadow));
     }
 
-    /// Main gives a page up. Now and then: whether it is settled.
+    /// Main gives a page up. Now and then: whether it is saturated.
     fn note_given_up(&mut self) {
         self.given_up.gone += 1;
         let GivenUp { gone, back, .. } = self.given_up;
-        if gone >= (self.pages() / SETTLED_PART).max(SETTLED_MIN) {
-            let settled = u64::from(back) * 100 >= u64::from(gone) * SETTLED_PCT;
-            self.given_up = GivenUp { gone: gone / 2, back: back.min(gone) / 2, settled, ..self.given_up };
+        if gone >= (self.pages() / SATURATED_PART).max(SATURATED_MIN) {
+            let saturated = u64::from(back) * 100 >= u64::from(gone) * SATURATED_PCT;
+            self.given_up = GivenUp { gone: gone / 2, back: back.min(gone) / 2, saturated, ..self.given_up };
         }
     }
 
@@ -244,10 +244,10 @@ impl WorkingSet {
         self.given_up.kept += u32::from(rank.is_hot());
     }
 
-    /// Hardly any page of main is wanted back while others leave: it is not in use any more, so it is not settled.
+    /// Hardly any page of main is wanted back while others leave: it is not in use any more, so it is not saturated.
     fn look_at_main(&mut self) {
         let GivenUp { departed, kept, is_seen, .. } = self.given_up;
-        if departed >= (self.pages() / IN_USE_PART).max(SETTLED_MIN) {
+        if departed >= (self.pages() / IN_USE_PART).max(SATURATED_MIN) {
             if is_seen && kept < departed / IN_USE {
                 self.given_up = GivenUp { is_seen, ..GivenUp::default() };
             }
@@ -477,8 +477,8 @@ impl WorkingSet {
 
     fn probation_share(&self) -> u32 {
         // Where pages are not cached before they leave, nothing tells when main is no longer in use.
-        let small = self.given_up.is_seen && self.is_settled();
-        self.share_of(if small { self.share.max(SETTLED_SHARE) } else { self.share })
+        let small = self.given_up.is_seen && self.is_saturated();
+        self.share_of(if small { self.share.max(SATURATED_SHARE) } else { self.share })
     }
 
     /// One page in `share`, but so many at least.

@@ -7,7 +7,7 @@ use super::page::{Rank, Shadow};
 
 /// A refault distance is short up to one in so many of the pages in memory.
 const NEAR_PART: u32 = 4;
-/// One in so many pages that come back after long goes to main all the same; and of all, while main is settled.
+/// One in so many pages that come back after long goes to main all the same; and of all, while main is saturated.
 const FAR_LOTS: u32 = 32;
 
 /// But none that was away for more than so many times memory: a pass, or a loop of which so little would stay that it
@@ -23,7 +23,7 @@ pub struct Ages {
     pub pages: u32,
     /// What main gives up comes back soon ([`super::WorkingSet::note_back`]): it has nothing worse to give up than what
     /// would take its place.
-    pub settled: bool,
+    pub saturated: bool,
 }
 
 impl Ages {
@@ -44,7 +44,7 @@ impl Ages {
 
     /// The rank of a page that left at `shadow` and comes back now because it was touched: hot if its refault distance
     /// is at most a quarter of the pages in memory; one in two, by lot, if it is at most half of them, or if main has
-    /// given it up already; otherwise one in 32, up to eight times memory. While main is settled it is one in 32 in any
+    /// given it up already; otherwise one in 32, up to eight times memory. While main is saturated it is one in 32 in any
     /// case. The lots are for what goes in circles through more than memory holds: it would push itself out for ever;
     /// this way a part of it stays.
     pub fn rank_of(self, shadow: Shadow) -> Rank {
@@ -52,7 +52,7 @@ impl Ages {
         let lot = shadow.0.wrapping_mul(0x9E37_79B9) >> 16;
         let one_in = match self.distance(shadow) {
             d if d / FAR_END > self.pages => return Rank::NEW,
-            _ if self.settled => FAR_LOTS,
+            _ if self.saturated => FAR_LOTS,
             _ if self.is_near(shadow) && !shadow.was_hot() => 1,
             d if d <= self.pages / 2 => 2,
             _ => FAR_LOTS,

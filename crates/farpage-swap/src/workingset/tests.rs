@@ -49,7 +49,7 @@ fn a_pass_does_not_unmap_the_hot_set_over_and_over() {
     assert!(counts.minor < 50_000 / 8, "{counts:?}: 50 000 pages passed by");
 }
 
-/// A loop that has settled main, and then another hot set at random, nearly as large as memory: it moves in.
+/// A loop that has saturated main, and then another hot set at random, nearly as large as memory: it moves in.
 #[test]
 fn a_loop_that_is_over_makes_room() {
     let (size, looped, hot) = (2048, 2600, 1500);
@@ -58,7 +58,7 @@ fn a_loop_that_is_over_makes_room() {
     for i in 0..20 * looped {
         memory.access(i % looped, &mut out);
     }
-    assert!(memory.set().ages().settled);
+    assert!(memory.set().ages().saturated);
     let mut missed = |n: u32| {
         let miss = |memory: &mut Ours, page| memory.access(page, &mut Moved::default()) == Met::Miss;
         (0..n).filter(|_| miss(&mut memory, looped + random.below(hot))).count()

@@ -35,8 +35,8 @@ pub struct PageLists {
 struct Lengths {
     /// Departures so far.
     departures: AtomicU32,
-    /// Main is settled.
-    settled: AtomicBool,
+    /// Main is saturated.
+    saturated: AtomicBool,
     /// Pages of the policy.
     pages: AtomicU32,
     /// Of them, those present in regions.
@@ -114,7 +114,7 @@ impl PageLists {
     /// What tells how long a page was away. For the thread that has it busy: the page's shadow is not younger.
     pub fn ages(&self) -> Ages {
         let l = &self.lengths;
-        Ages { departures: l.departures.load(Relaxed), pages: l.pages.load(Relaxed), settled: l.settled.load(Relaxed) }
+        Ages { departures: l.departures.load(Relaxed), pages: l.pages.load(Relaxed), saturated: l.saturated.load(Relaxed) }
     }
 
     /// Pages present in regions, as of the last change.
@@ -158,7 +158,7 @@ impl Drop for ListsGuard<'_> {
         let ages = set.ages();
         to.departures.store(ages.departures, Relaxed);
         to.pages.store(ages.pages, Relaxed);
-        to.settled.store(ages.settled, Relaxed);
+        to.saturated.store(ages.saturated, Relaxed);
         to.present.store(set.mapped(), Relaxed);
         to.hot.store(set.hot(), Relaxed);
         to.cached.store(set.cached(), Relaxed);
