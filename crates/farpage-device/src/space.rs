@@ -70,8 +70,8 @@ impl SwapSpace {
 
     /// Whether compressed pages stay where they are: nothing moves on to a file, copies of pages that are in memory as
     /// well are kept, and what finds no room goes to the file. Else they move on by age above 7/8 of the limit.
-    pub fn settle_pools(&self, settled: bool) {
-        self.zrams.iter().for_each(|zram| zram.settle(settled));
+    pub fn set_pools_steady(&self, steady: bool) {
+        self.zrams.iter().for_each(|zram| zram.set_steady(steady));
     }
 
     /// Holds whether pages are taken back into the pool ([`SwapSpace::promote`]).
@@ -348,7 +348,7 @@ impl SwapSpace {
         plain + self.zrams.iter().map(|zram| zram.pool_bytes()).sum::<u64>()
     }
 
-    /// Whether a compressed pool is above 7/8 of its limit (settled: above it): call [`SwapSpace::writeback`].
+    /// Whether a compressed pool is above 7/8 of its limit (steady: above it): call [`SwapSpace::writeback`].
     pub fn pool_over_share(&self) -> bool {
         self.zrams.iter().any(|zram| zram.over_share() > 0)
     }

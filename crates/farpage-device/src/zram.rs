@@ -112,8 +112,8 @@ pub struct Zram {
     bad_frees: AtomicU64,
     /// See [`super::SwapSpace::let_raw_wait`].
     raw_waits: AtomicBool,
-    /// See [`super::SwapSpace::settle_pools`].
-    settled: AtomicBool,
+    /// See [`super::SwapSpace::set_pools_steady`].
+    steady: AtomicBool,
 }
 
 impl Zram {
@@ -157,7 +157,7 @@ impl Zram {
             promote_policy: PromotePolicy::default(),
             bad_frees: AtomicU64::new(0),
             raw_waits: AtomicBool::new(false),
-            settled: AtomicBool::new(false),
+            steady: AtomicBool::new(false),
         }
     }
 

@@ -21,7 +21,7 @@
 //! A program that goes round and round through more than memory and pool hold wants each page just after it has moved
 //! on: of what the pool passes on by age nothing is ever found there, and each page is written and read for each round.
 //! A pool that keeps what it has, and refuses the rest, serves its part of every round. So both are priced, and where
-//! it is cheaper the pool is *settled* ([`PoolShare::is_settled`]). What either way serves of what it should is
+//! it is cheaper the pool is *steady* ([`PoolShare::is_steady`]). What either way serves of what it should is
 //! measured while it is in use; what was measured long ago means less and less.
 //!
 //! What the histogram cannot show: faults that do not happen, because the page did stay. A smaller main memory is
@@ -234,12 +234,12 @@ pub struct PoolShare {
     /// leave.
     fault_ns: f64,
     /// Of the faults that the pool should serve by what it holds, the share that it does: fading means, of a pool that
-    /// passes on and of a settled one.
+    /// passes on and of a steady one.
     worth: [f64; 2],
     /// Pages loaded for a fault, with what was read ahead.
     window: f64,
     /// The pool keeps what it has.
-    settled: bool,
+    steady: bool,
     /// Since then, or since a round is over: pages loaded, faults that the pool should serve, those that it did.
     round: [f64; 3],
     last: Sample,
@@ -257,9 +257,9 @@ const STORE_NS: f64 = 4_000.0;
 const MARGIN: f64 = 0.98;
 /// And the other way to use the pool.
 const MARGIN_OF_WAYS: f64 = 0.95;
-/// Of what a settled pool should serve, what it must serve to be or become one. What is known comes from the faults,
+/// Of what a steady pool should serve, what it must serve to be or become one. What is known comes from the faults,
 /// and windows from the pool and from a file are of different lengths: a loop's pool may seem to be worth half.
-const SETTLED_WORTH: f64 = 0.125;
+const STEADY_WORTH: f64 = 0.125;
 /// Decisions after which two thirds of what is known of the way that is not in use are forgotten.
 const FORGET: f64 = 64.0;
 /// Uncompressed pages per page of the pool, as long as it holds too little to tell.
@@ -282,7 +282,7 @@ impl PoolShare {
             fault_ns: FAULT_NS,
             worth: [1.0; 2],
             window: 1.0,
-            settled: false,
+            steady: false,
             round: [0.0; 3],
             last: Sample::default(),
         }
@@ -308,16 +308,16 @@ impl PoolShare {
         let before = self.to_apply();
         match controls.pinned(Controller::Pool) {
             // Held, for an experiment.
-            Some(percent) => (self.limit, self.settled) = (ram / 100 * percent, false),
+            Some(percent) => (self.limit, self.steady) = (ram / 100 * percent, false),
             None => _ = turn(self),
         }
         controls.settle(Controller::Pool, self.limit * 100 / ram.max(1));
         (self.to_apply() != before).then_some(self.to_apply())
     }
 
-    /// What the pool is told: a settled one is filled to its limit, one that passes on to 7/8 of it.
+    /// What the pool is told: a steady one is filled to its limit, one that passes on to 7/8 of it.
     fn to_apply(&self) -> u64 {
-        if self.settled { self.limit / 8 * SHARE_EIGHTHS } else { self.limit }
+        if self.steady { self.limit / 8 * SHARE_EIGHTHS } else { self.limit }
     }
 
     /// The budget is another one now: the limit keeps its part of it. The new limit, if it changes.
@@ -362,8 +362,8 @@ impl PoolShare {
             return self.grow(now, loaded, most);
         }
         let from_pool = 1.0 - now.major_file.saturating_sub(self.last.major_file) as f64 / major as f64;
-        let should = self.held(now, distances, now.pool_bytes as f64, self.settled) / distances.total().max(1.0);
-        if self.settled {
+        let should = self.would_serve(now, distances, now.pool_bytes as f64, self.steady) / distances.total().max(1.0);
+        if self.steady {
             self.note_round(now, loaded as f64, should * major as f64, from_pool * major as f64);
             self.worth[0] += (1.0 - self.worth[0]) / FORGET;
         } else {
@@ -373,33 +373,33 @@ impl PoolShare {
             self.worth[1] += (1.0 - self.worth[1]) / FORGET;
         }
         // What it holds may not be wanted any more: pages move on by age, until that is as good as forgotten.
-        let is_wanted = self.worth[1] >= SETTLED_WORTH;
-        if self.settled && !is_wanted {
-            (self.settled, self.round) = (false, [0.0; 3]);
+        let is_wanted = self.worth[1] >= STEADY_WORTH;
+        if self.steady && !is_wanted {
+            (self.steady, self.round) = (false, [0.0; 3]);
         }
         // Where it holds hardly more than its room, memory keeps what it has as well.
-        let may_settle = is_wanted && (self.settled || self.ratio(&now) >= RATIO_MIN);
+        let may_be_steady = is_wanted && (self.steady || self.ratio(&now) >= RATIO_MIN);
         self.window = loaded as f64 / major as f64;
         self.last = now;
         // A limit that the pool never reached has kept nothing out.
         let here = self.limit.min((now.pool_bytes / SHARE_EIGHTHS * 8).max(self.min));
-        let mut best = (here, self.settled, self.cost(now, distances, here, self.settled) * MARGIN);
-        for settled in [false, true] {
-            if settled && !may_settle {
+        let mut best = (here, self.steady, self.cost(now, distances, here, self.steady) * MARGIN);
+        for steady in [false, true] {
+            if steady && !may_be_steady {
                 continue;
             }
-            let margin = if settled == self.settled { 1.0 } else { MARGIN_OF_WAYS };
+            let margin = if steady == self.steady { 1.0 } else { MARGIN_OF_WAYS };
             let mut other = self.min;
             while other <= most {
-                let cost = self.cost(now, distances, other, settled);
+                let cost = self.cost(now, distances, other, steady);
                 if cost < best.2 * margin {
-                    best = (other, settled, cost);
+                    best = (other, steady, cost);
                 }
                 other += self.step;
             }
         }
-        if best.1 != self.settled {
-            (self.settled, self.round) = (best.1, [0.0; 3]);
+        if best.1 != self.steady {
+            (self.steady, self.round) = (best.1, [0.0; 3]);
         }
         distances.fade();
         let before = self.limit;
@@ -412,7 +412,7 @@ impl PoolShare {
         (self.limit != before).then_some(self.limit)
     }
 
-    /// What a settled pool serves of what it should. What it holds was stored together and is wanted together, so
+    /// What a steady pool serves of what it should. What it holds was stored together and is wanted together, so
     /// nothing is said before as many pages were loaded as there are.
     fn note_round(&mut self, now: Sample, loaded: f64, should: f64, served: f64) {
         let round = [self.round[0] + loaded, self.round[1] + should, self.round[2] + served];
@@ -430,8 +430,8 @@ impl PoolShare {
     }
 
     /// Whether the pool keeps what it has: nothing moves on, and what finds no room goes past it.
-    pub fn is_settled(&self) -> bool {
-        self.settled
+    pub fn is_steady(&self) -> bool {
+        self.steady
     }
 
     /// Nothing comes back: the pool may have another step if it fills the present limit with pages that compress.
@@ -475,10 +475,10 @@ impl PoolShare {
 
     /// How many of the histogram's faults a pool of so many bytes would serve if what it holds were as likely to be
     /// wanted as anything else.
-    fn held(&self, now: Sample, distances: &Distances, pool: f64, settled: bool) -> f64 {
+    fn would_serve(&self, now: Sample, distances: &Distances, pool: f64, steady: bool) -> f64 {
         let (pages, kept) = self.divide(now, pool);
         let spared = self.spared(now, distances, pages);
-        if settled {
+        if steady {
             // Copies of pages that came back take room.
             let part = (kept - pages * (1.0 + now.unchanged)) / (now.all() - pages).max(1.0);
             return (distances.total() - spared) * part.clamp(0.0, 1.0);
@@ -487,8 +487,8 @@ impl PoolShare {
     }
 
     /// What the histogram's faults would have cost with this limit of the pool, ns.
-    fn cost(&self, now: Sample, distances: &Distances, limit: u64, settled: bool) -> f64 {
-        // Above that, pages move on to a file, or go past a settled pool.
+    fn cost(&self, now: Sample, distances: &Distances, limit: u64, steady: bool) -> f64 {
+        // Above that, pages move on to a file, or go past a steady pool.
         let pool = (limit / 8 * SHARE_EIGHTHS) as f64;
         let (pages, _) = self.divide(now, pool);
         let (from_pool, from_file) = (self.fault_ns + now.pool_load_ns as f64, self.fault_ns + now.file_load_ns as f64);
@@ -498,9 +498,9 @@ impl PoolShare {
         let density = (self.spared(now, distances, have + reach) - self.spared(now, distances, have)) / reach;
         let lost = density * (have - pages).max(0.0);
         let faults = distances.total() - self.spared(now, distances, pages) + lost;
-        let served = (self.held(now, distances, pool, settled) + lost) * self.worth[usize::from(settled)];
-        // A settled pool keeps the copies of pages that came back.
-        let stores = if settled { 0.0 } else { self.stores(now, limit) };
+        let served = (self.would_serve(now, distances, pool, steady) + lost) * self.worth[usize::from(steady)];
+        // A steady pool keeps the copies of pages that came back.
+        let stores = if steady { 0.0 } else { self.stores(now, limit) };
         served * from_pool + (faults - served) * from_file + faults * stores * STORE_NS
     }
 

@@ -80,11 +80,11 @@ fn device_space_orders_devices_and_passes_pages_on() {
 }
 
 #[test]
-fn a_settled_pool_keeps_what_it_has_and_refuses_the_rest() {
+fn a_steady_pool_keeps_what_it_has_and_refuses_the_rest() {
     let dir = tempfile::tempdir().unwrap();
     let region = Region::new(4 << 20);
     let s = space(&region, 1 << 20, &[zram(None), file(dir.path(), None, None)]).unwrap();
-    s.settle_pools(true);
+    s.set_pools_steady(true);
     let entries: Vec<_> = (0..1500).map(|i| s.store(&page_of(8 * i + 1).0, check_of(8 * i + 1)).unwrap()).collect();
     // The first come, as many as find room; some that are small find it later.
     let held = entries.iter().filter(|entry| s.is_synchronous(**entry)).count();
@@ -92,7 +92,7 @@ fn a_settled_pool_keeps_what_it_has_and_refuses_the_rest() {
     assert!(held < 1500 && !s.pool_over_share() && s.usage().writeback == 0 && s.pool_bytes() <= 1 << 20);
     assert!(s.keep(entries[0], true), "its copy may stay when it comes back");
     // And if it is not, pages move on.
-    s.settle_pools(false);
+    s.set_pools_steady(false);
     assert!(s.pool_over_share() && !s.keep(entries[0], true));
     while s.pool_over_share() && s.writeback(32) > 0 {}
     assert!(s.usage().writeback > 0);

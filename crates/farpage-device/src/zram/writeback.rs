@@ -12,15 +12,15 @@ use super::*;
 const HAND_STEPS: usize = 256;
 
 impl Zram {
-    /// See [`crate::SwapSpace::settle_pools`].
-    pub fn settle(&self, settled: bool) {
-        self.settled.store(settled, Relaxed);
+    /// See [`crate::SwapSpace::set_pools_steady`].
+    pub fn set_steady(&self, steady: bool) {
+        self.steady.store(steady, Relaxed);
     }
 
-    /// Bytes the pool holds beyond 7/8 of its limit; beyond all of it if it is settled.
+    /// Bytes the pool holds beyond 7/8 of its limit; beyond all of it if it is steady.
     pub fn over_share(&self) -> u64 {
         let inner = self.inner.lock();
-        match self.settled.load(Relaxed) {
+        match self.steady.load(Relaxed) {
             true => inner.pool.resident_bytes().saturating_sub(inner.pool.limit()),
             false => inner.above(SHARE_EIGHTHS),
         }
@@ -28,7 +28,7 @@ impl Zram {
 
     /// Whether pages that are also in memory should not stay in the pool.
     pub fn is_tight(&self) -> bool {
-        !self.settled.load(Relaxed) && self.inner.lock().above(TIGHT_EIGHTHS) > 0
+        !self.steady.load(Relaxed) && self.inner.lock().above(TIGHT_EIGHTHS) > 0
     }
 
     /// Moves up to `pages` of the oldest pages to the first file that takes them; how many were moved.

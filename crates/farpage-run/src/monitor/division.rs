@@ -73,7 +73,7 @@ impl BudgetDivision {
         let promised = e.budget.promised().max(1) as u64 * PAGE_SIZE as u64;
         let limit = self.share.decide(&e.controls, promised, |share| share.turn(sample, &mut lru.distances));
         drop(lru);
-        e.space.settle_pools(self.share.is_settled());
+        e.space.set_pools_steady(self.share.is_steady());
         if let Some(limit) = limit {
             e.space.set_pool_limit(limit);
             e.space.let_raw_wait(self.share.is_worth_room());

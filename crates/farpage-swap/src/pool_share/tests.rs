@@ -99,8 +99,8 @@ fn a_loop_that_fits_gets_all_the_room_it_needs() {
 }
 
 /// A loop through four times the budget, and then another one, while the first one's pages stay. A pool that moves
-/// pages on by age serves nothing of it; a settled one what it holds, which are the pages that came when it had room,
-/// and lie side by side. The part of the loop that the pool serves in the end of either, and whether it is settled.
+/// pages on by age serves nothing of it; a steady one what it holds, which are the pages that came when it had room,
+/// and lie side by side. The part of the loop that the pool serves in the end of either, and whether it is steady.
 fn go_round() -> [(f64, bool); 2] {
     let mut share = PoolShare::new(RAM, RAM / 2);
     let mut distances = Distances::new(PAGES);
@@ -117,22 +117,22 @@ fn go_round() -> [(f64, bool); 2] {
             now.out = around + others - now.pages;
             let room = now.pool_orig_bytes / 4096;
             // New room is for the loop; and what moves on by age makes room for it, but is never found.
-            let moved = if share.is_settled() { 0 } else { 4096 };
+            let moved = if share.is_steady() { 0 } else { 4096 };
             ours = (ours + moved + room.saturating_sub(held)).min(room);
             held = room;
-            part = if share.is_settled() { ours as f64 / (around - now.pages) as f64 } else { 0.0 };
+            part = if share.is_steady() { ours as f64 / (around - now.pages) as f64 } else { 0.0 };
             (0..4096).for_each(|_| distances.note(around as u32));
             (now.major, now.loaded, now.stored) = (now.major + 4096, now.loaded + 4096, now.stored + 4096);
             let is_held = turn * 4096 % around < (part * around as f64) as u64;
             now.major_file += if is_held { 0 } else { 4096 };
             limit = share.turn(now, &mut distances).unwrap_or(limit);
         }
-        (part, share.is_settled())
+        (part, share.is_steady())
     })
 }
 
 #[test]
-fn a_pool_settles_for_a_loop_that_nothing_holds() {
+fn a_pool_is_steady_for_a_loop_that_nothing_holds() {
     let [first, second] = go_round();
     assert!(first.1 && first.0 > 0.5, "{first:?}");
     // It lets the first one's pages go by and by.

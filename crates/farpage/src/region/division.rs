@@ -59,7 +59,7 @@ impl PagerCore {
             due.then(|| share.turn(sample, &mut self.lists.lock().distances)).flatten()
         };
         let limit = share.decide(&self.controls, budget, turn);
-        self.swap.settle_pools(share.is_settled());
+        self.swap.set_pools_steady(share.is_steady());
         if let Some(limit) = limit {
             self.swap.set_pool_limit(limit);
             self.swap.let_raw_wait(share.is_worth_room());
