@@ -311,7 +311,7 @@ impl PoolShare {
             Some(percent) => (self.limit, self.steady) = (ram / 100 * percent, false),
             None => _ = turn(self),
         }
-        controls.settle(Controller::Pool, self.limit * 100 / ram.max(1));
+        controls.value_for(Controller::Pool, self.limit * 100 / ram.max(1));
         (self.to_apply() != before).then_some(self.to_apply())
     }
 

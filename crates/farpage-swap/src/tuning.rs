@@ -180,7 +180,7 @@ impl Controls {
 
     /// The value to go by: the one that the controller is held at, or its `own`.
     #[inline]
-    pub fn settle(&self, which: Controller, own: u64) -> u64 {
+    pub fn value_for(&self, which: Controller, own: u64) -> u64 {
         let value = self.pins.get(which).unwrap_or(own);
         let now = &self.now[which as usize];
         // Mostly it is the same as before, and the line is another CPU's, too.
@@ -190,10 +190,10 @@ impl Controls {
         value
     }
 
-    /// As [`Controls::settle`], of a decision.
+    /// As [`Controls::value_for`], of a decision.
     #[inline]
     pub fn decide(&self, which: Controller, own: bool) -> bool {
-        self.settle(which, own.into()) != 0
+        self.value_for(which, own.into()) != 0
     }
 
     /// What the controller is held at.
@@ -256,7 +256,7 @@ mod tests {
         let mut pins = Pins::default();
         pins.add("depth=1").unwrap();
         let controls = Controls::new(pins);
-        assert_eq!((controls.settle(Controller::Depth, 4), controls.settle(Controller::Stage, 9)), (1, 9));
+        assert_eq!((controls.value_for(Controller::Depth, 4), controls.value_for(Controller::Stage, 9)), (1, 9));
         assert!(controls.decide(Controller::Colocate, true) && !controls.decide(Controller::Spin, false));
         let (shown, mask) = ([const { AtomicU64::new(0) }; COUNT], AtomicU64::new(0));
         controls.publish(&shown, &mask);

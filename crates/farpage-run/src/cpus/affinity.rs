@@ -145,7 +145,7 @@ impl AdaptiveSpin {
     /// A fault was served, at `now`: from here on the next one may come.
     pub fn served(&mut self, controls: &Controls, now: Instant) {
         let own = if self.score.get() >= 0 { LOOK_FOR.as_micros() as u64 } else { 0 };
-        let us = controls.settle(Controller::Spin, own);
+        let us = controls.value_for(Controller::Spin, own);
         self.until = (us > 0).then(|| now + Duration::from_micros(us));
     }
 

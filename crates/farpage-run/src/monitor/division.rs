@@ -60,7 +60,7 @@ impl BudgetDivision {
             pages: (lru.active_len() + lru.cached_len() + lru.ahead_len()) as u64,
             stuck: e
                 .controls
-                .settle(Controller::Immovable, self.stuck.estimate(taken, skipped, u64::from(lru.active_lens().0))),
+                .value_for(Controller::Immovable, self.stuck.estimate(taken, skipped, u64::from(lru.active_lens().0))),
             unmanaged: e.budget.unmanaged() as u64,
             pool_bytes: e.stat.pool_bytes.load(Relaxed),
             pool_orig_bytes: e.stat.pool_orig_bytes.load(Relaxed),

@@ -365,7 +365,7 @@ impl Engine {
         set(&s.active, 1);
         let (active, hot, cached) = {
             let lru = lock(&self.lru);
-            self.controls.settle(Controller::Stage, lru.stage_parts().into());
+            self.controls.value_for(Controller::Stage, lru.stage_parts().into());
             (lru.active_len() as u64, lru.hot_len() as u64, (lru.cached_len() + lru.ahead_len()) as u64)
         };
         set(&s.resident_bytes, active * page);
@@ -385,7 +385,7 @@ impl Engine {
         }
         set(&s.swapped_bytes, self.table.swapped_pages() * page);
         self.space.usage().publish(s);
-        self.controls.settle(Controller::Margin, self.budget.margin().max(0) as u64);
+        self.controls.value_for(Controller::Margin, self.budget.margin().max(0) as u64);
         if let Some(pays) = self.space.promotion_pays() {
             self.controls.decide(Controller::Promotion, pays);
         }

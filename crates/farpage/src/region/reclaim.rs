@@ -183,7 +183,7 @@ impl PagerCore {
         } else {
             let (cached, target) = {
                 let lists = self.lists.lock();
-                self.controls.settle(Controller::Stage, lists.set.stage_parts().into());
+                self.controls.value_for(Controller::Stage, lists.set.stage_parts().into());
                 let target = (lists.set.cached_target(u32::MAX) as usize).max(CACHED_MIN).min(self.cached_most());
                 (lists.set.cached() as usize, target)
             };

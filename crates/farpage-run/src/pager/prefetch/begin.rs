@@ -33,7 +33,7 @@ impl Pager {
             return;
         }
         let mut edge = served;
-        let depth = self.e.controls.settle(Controller::Depth, self.prefetch.depth.max(1) as u64) as usize;
+        let depth = self.e.controls.value_for(Controller::Depth, self.prefetch.depth.max(1) as u64) as usize;
         for far in 0..depth.max(COMPRESSED_DEPTH) {
             let (low, high) = match stream.down {
                 true => (edge.0.saturating_sub(want).max(mapping.0), edge.0),
