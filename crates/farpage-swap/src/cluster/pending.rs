@@ -39,20 +39,20 @@ const PART: usize = 8;
 pub(super) struct Locked<'a, E: Env> {
     // In this order: the note is looked for after the unlock.
     state: Guard<'a, State, E::Meter>,
-    _settle: Settle<'a, E>,
+    _after: AfterUnlock<'a, E>,
 }
 
-struct Settle<'a, E: Env> {
+struct AfterUnlock<'a, E: Env> {
     swap: &'a Swap<E>,
     device: &'a Device<E::Meter>,
     cluster: &'a Cluster<E::Meter>,
     index: u32,
 }
 
-impl<E: Env> Drop for Settle<'_, E> {
+impl<E: Env> Drop for AfterUnlock<'_, E> {
     #[inline]
     fn drop(&mut self) {
-        self.swap.settle(self.device, self.cluster, self.index);
+        self.swap.carry_out_pending(self.device, self.cluster, self.index);
     }
 }
 
@@ -88,7 +88,7 @@ impl<E: Env> Swap<E> {
     #[inline]
     pub(super) fn locked<'a>(&'a self, device: &'a Device<E::Meter>, taken: Taken<'a, E::Meter>) -> Locked<'a, E> {
         let Taken { index, cluster, state } = taken;
-        Locked { state, _settle: Settle { swap: self, device, cluster, index } }
+        Locked { state, _after: AfterUnlock { swap: self, device, cluster, index } }
     }
 
     /// Makes the only references of `n` slots of one cluster pending; returns how many of them, from the first on. 0 if
@@ -125,22 +125,22 @@ impl<E: Env> Swap<E> {
             cluster.pending.fetch_or(parts, Ordering::AcqRel);
             device.left.fetch_add(1, Ordering::Release);
             fence(Ordering::SeqCst);
-            self.settle_noted(device, cluster, first.cluster());
+            self.carry_out_noted(device, cluster, first.cluster());
         }
         left
     }
 
     /// Carries out what was left while a cluster was locked. Called after each unlock, with no lock held.
     #[inline]
-    pub(super) fn settle(&self, device: &Device<E::Meter>, cluster: &Cluster<E::Meter>, index: u32) {
+    pub(super) fn carry_out_pending(&self, device: &Device<E::Meter>, cluster: &Cluster<E::Meter>, index: u32) {
         after_unlock();
         if cluster.pending.load(Ordering::Relaxed) != 0 {
-            self.settle_noted(device, cluster, index);
+            self.carry_out_noted(device, cluster, index);
         }
     }
 
     #[cold]
-    fn settle_noted(&self, device: &Device<E::Meter>, cluster: &Cluster<E::Meter>, index: u32) {
+    fn carry_out_noted(&self, device: &Device<E::Meter>, cluster: &Cluster<E::Meter>, index: u32) {
         while cluster.pending.load(Ordering::Relaxed) != 0 {
             // Busy: its holder looks after this one does.
             let Some(state) = cluster.state.try_lock(&sites::CLUSTER_PENDING) else { return };
@@ -170,7 +170,7 @@ impl<E: Env> Swap<E> {
     }
 
     /// Waits until all frees of a device that ended before are carried out; `false`: they were.
-    pub(super) fn settle_all(&self, device: &Device<E::Meter>) -> bool {
+    pub(super) fn carry_out_all(&self, device: &Device<E::Meter>) -> bool {
         let left = device.left.load(Ordering::Acquire);
         if left == device.carried_out.load(Ordering::Acquire) {
             return false;

@@ -117,7 +117,7 @@ impl<E: Env> Swap<E> {
             }
         }
         let mut devices = self.devices().filter(|device| device.writable.load(Ordering::Relaxed));
-        devices.any(|device| self.settle_all(device))
+        devices.any(|device| self.carry_out_all(device))
     }
 
     fn search_rotational(&self, device: &Device<E::Meter>, want: Want) -> Option<Entry> {
@@ -205,12 +205,13 @@ impl<E: Env> Swap<E> {
 
     pub(super) fn take_ready<'a>(&'a self, device: &'a Device<E::Meter>, stack: Stack) -> Option<Taken<'a, E::Meter>> {
         device.take_ready(stack, &self.hints, &sites::CLUSTER_ISOLATE, |cluster, index| {
-            self.settle(device, cluster, index)
+            self.carry_out_pending(device, cluster, index)
         })
     }
 
     fn try_few(&self, device: &Device<E::Meter>, visits: u32, want: Want) -> Option<(Entry, Next)> {
-        let taken = device.isolate_few(want.order, visits, |cluster, index| self.settle(device, cluster, index))?;
+        let taken =
+            device.isolate_few(want.order, visits, |cluster, index| self.carry_out_pending(device, cluster, index))?;
         self.scan_taken(device, taken, want, true)
     }
 

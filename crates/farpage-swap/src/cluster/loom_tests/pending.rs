@@ -71,7 +71,7 @@ fn met_by_swapoff() {
 fn met_by_a_search_for_few() {
     against(full, |swap| {
         let device = swap.device(0).unwrap();
-        let taken = device.isolate_few(1, 2, |cluster, index| swap.settle(device, cluster, index));
+        let taken = device.isolate_few(1, 2, |cluster, index| swap.carry_out_pending(device, cluster, index));
         assert!(taken.is_none());
     });
 }

@@ -80,7 +80,7 @@ impl<E: Env> Swapoff<'_, E> {
     /// Slots are in use, or a thread has a reference to the device; nothing is lost, try again later.
     pub fn finish(mut self) -> Result<(), Self> {
         // What was freed before this call counts as free.
-        self.swap.settle_all(self.device);
+        self.swap.carry_out_all(self.device);
         if self.device.usage.in_use() > 0 {
             return Err(self);
         }

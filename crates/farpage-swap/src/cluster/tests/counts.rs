@@ -99,7 +99,7 @@ fn swap_a_free_does_not_wait_for_a_lock() {
     assert_eq!(swap.in_use(0), 1023, "they are not given out yet");
     drop(guards);
     // A thread that has a lock looks after the unlock; these two guards do not.
-    assert!(swap.settle_all(device) && !swap.settle_all(device));
+    assert!(swap.carry_out_all(device) && !swap.carry_out_all(device));
     assert_eq!(swap.in_use(0), 1006);
     assert_eq!(swap.put(single, 1), Err(CountError::NotInUse));
     check(&swap);
