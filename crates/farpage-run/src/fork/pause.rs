@@ -2,7 +2,7 @@
 
 use crate::fork::pending_events::PendingEvents;
 use crate::mappings::event_order::is_known_after;
-use crate::pager::state::Outcome;
+use crate::pager::cx::Outcome;
 use crate::pager::state::{PAUSED_NAME, Pager, THREAD_NAME};
 use crate::shared::given_uffds;
 use crate::shared::late_fills::LATE_FILLS_MAX;
@@ -60,7 +60,7 @@ impl Engine {
 impl Pager {
     /// Holds still from the request of a forking thread until the process has been copied.
     pub(crate) fn pause_for_fork(&mut self) {
-        let f = &self.e.fork;
+        let f = &self.cx.e.fork;
         let mut held = PendingEvents::EMPTY;
         let mut pending: Vec<Pending> = Vec::with_capacity(PENDING_MAX);
         // Also for the control blocks of new threads, which the forking thread touches next.
@@ -68,17 +68,17 @@ impl Pager {
         self.settle_changes();
         self.finish_notes();
         // A child can use nothing of what is on its way, and its frames would never be free there.
-        self.land_all();
+        self.cx.prefetch.land_all(self.cx.e);
         f.late_fills.clear();
-        f.channel.fill(&self.e.given_to_children(), &self.e.space.own_files());
-        self.forks.keep();
+        f.channel.fill(&self.cx.e.given_to_children(), &self.cx.e.space.own_files());
+        self.cx.changes.forks.keep();
         let is_told = given_uffds::are_forks_told();
         // From here on nothing may change that the child inherits: no allocation, no word, no list. (But see `help`.)
         set_name(PAUSED_NAME);
         f.set_pager(PAUSED);
         let forker = f.forker.load(SeqCst);
         let (mut forker_faults, mut had) = (false, None);
-        let e = self.e;
+        let e = self.cx.e;
         let hold = |event, held: &mut PendingEvents, pending: &mut Vec<Pending>| {
             held.note(event);
             f.late_fills.event();
@@ -86,28 +86,30 @@ impl Pager {
         };
         while f.pager.load(SeqCst) != RESUME_WANTED {
             let mut one = [Message::Unmap { start: 0, end: 0 }; 1];
-            let more = self.order.len() + 1;
-            let room = self.waiting.len() < self.waiting.capacity()
+            let more = self.cx.changes.order.len() + 1;
+            let room = self.cx.waiting.len() < self.cx.waiting.capacity()
                 && pending.len() + more <= PENDING_MAX
                 && !held.is_full(more)
-                && self.order.has_room();
+                && self.cx.changes.order.has_room();
             // The fork waits until its own message is read, which comes behind those of other threads: for these there is
             // room left until then.
             let reads = if is_told { room && !held.is_half_full() || self.waits_to_be_heard(forker) } else { room };
             // Beyond the room, something may be allocated. The copy is made then, or in a moment in which it is not good.
             f.copy_unsafe.store(u32::from(reads && !room), SeqCst);
-            let n = if reads { self.next_messages(&mut one) } else { 0 };
-            self.hear_forks(None);
+            let n = if reads { self.cx.changes.next_messages(self.cx.e, &*self.cx.mm, &mut one) } else { 0 };
+            self.cx.changes.hear_forks(self.cx.e, None);
             if n == 0 {
                 f.copy_unsafe.store(0, SeqCst);
             }
             match one[0] {
-                _ if n == 0 && self.order.waits() && !self.changing() => {
-                    while let Some(event) = self.next_settled(|start, end| e.is_known_then(&pending, start, end)) {
+                _ if n == 0 && self.cx.changes.order.waits() && !self.cx.changing() => {
+                    while let Some(event) =
+                        self.cx.changes.next_settled(&*self.cx.mm, |start, end| e.is_known_then(&pending, start, end))
+                    {
                         hold(event, &mut held, &mut pending);
                     }
                 }
-                _ if n == 0 => self.sleep(Some(200_000)),
+                _ if n == 0 => self.cx.sleep(Some(200_000)),
                 Message::Fault { tid, .. } => {
                     self.dispatch(one[0], Instant::now());
                     forker_faults |= tid == forker;
@@ -116,9 +118,9 @@ impl Pager {
                     }
                 }
                 // A wake-up for notes, which are looked at after the fork.
-                Message::Remove { start, .. } if self.e.arena.doorbell.contains(start) => {}
+                Message::Remove { start, .. } if self.cx.e.arena.doorbell.contains(start) => {}
                 event => {
-                    if self.note_change(event, |start, end| e.is_known_then(&pending, start, end)) {
+                    if self.cx.changes.note(event, |start, end| e.is_known_then(&pending, start, end)) {
                         hold(event, &mut held, &mut pending);
                     }
                     continue;
@@ -126,10 +128,10 @@ impl Pager {
             }
             // The forking thread has not reached the system call yet: it waits for a page, or for a lock that a thread
             // may hold that waits for one.
-            if !self.waiting.is_empty() && (forker_faults || self.waits_for_lock(forker, &mut had)) {
+            if !self.cx.waiting.is_empty() && (forker_faults || self.waits_for_lock(forker, &mut had)) {
                 self.help(&mut pending);
-                forker_faults &= !self.waiting.is_empty();
-                if pending.len() + self.order.len() >= PENDING_MAX || held.is_half_full() {
+                forker_faults &= !self.cx.waiting.is_empty();
+                if pending.len() + self.cx.changes.order.len() >= PENDING_MAX || held.is_half_full() {
                     // Other threads have done much since. A copy that is made just now is not good.
                     f.copy_unsafe.store(1, SeqCst);
                     self.apply_pending(&mut pending);
@@ -141,31 +143,33 @@ impl Pager {
         }
         f.copy_unsafe.store(0, SeqCst);
         // The copy is made (or failed). First the lease, so that nothing the child may need is reused.
-        let lease = self.e.space.fork_parent();
+        let lease = self.cx.e.space.fork_parent();
         let channel = self.keep_channel(lease);
         if is_told {
             // SAFETY: as below.
             let to = channel.map(|fd| unsafe { BorrowedFd::borrow_raw(fd) });
-            let managed = lock(&self.e.managed).clone();
-            self.forks.send(to, managed.iter().map(|(start, end)| (start.addr(), end.addr())));
+            let managed = lock(&self.cx.e.managed).clone();
+            self.cx.changes.forks.send(to, managed.iter().map(|(start, end)| (start.addr(), end.addr())));
         }
         self.apply_pending(&mut pending);
         // Until all is told; a change that was made just now may be in the copy.
-        while self.changing() || self.order.waits() {
+        while self.cx.changing() || self.cx.changes.order.waits() {
             let mut one = [Message::Unmap { start: 0, end: 0 }; 1];
-            let read = self.next_messages(&mut one) == 1;
+            let read = self.cx.changes.next_messages(self.cx.e, &*self.cx.mm, &mut one) == 1;
             match one[0] {
-                _ if !read && !self.changing() => {
-                    while let Some(event) = self.next_settled(|start, end| e.is_known(start, end)) {
+                _ if !read && !self.cx.changing() => {
+                    while let Some(event) =
+                        self.cx.changes.next_settled(&*self.cx.mm, |start, end| e.is_known(start, end))
+                    {
                         held.note(event);
                         self.apply(event);
                     }
                 }
-                _ if !read => self.sleep(Some(100_000)),
+                _ if !read => self.cx.sleep(Some(100_000)),
                 Message::Fault { .. } => self.dispatch(one[0], Instant::now()),
-                Message::Remove { start, .. } if self.e.arena.doorbell.contains(start) => {}
+                Message::Remove { start, .. } if self.cx.e.arena.doorbell.contains(start) => {}
                 event => {
-                    if self.note_change(event, |start, end| e.is_known(start, end)) {
+                    if self.cx.changes.note(event, |start, end| e.is_known(start, end)) {
                         held.note(event);
                         self.apply(event);
                     }
@@ -176,20 +180,20 @@ impl Pager {
             // SAFETY: it stays open until the monitor finds the child gone, and the monitor waits for the fork.
             held.send(unsafe { BorrowedFd::borrow_raw(fd) });
         }
-        self.e.fork.set_pager(RUNNING);
+        self.cx.e.fork.set_pager(RUNNING);
         set_name(THREAD_NAME);
     }
 
     /// Whether the forking thread may have made the copy, and wait until the pager has read that.
     fn waits_to_be_heard(&self, forker: u32) -> bool {
-        waits_to_be_read(self.grace_period.proc(), forker).unwrap_or(true)
+        waits_to_be_read(self.cx.changes.grace_period.proc(), forker).unwrap_or(true)
     }
 
     /// Whether the forking thread sleeps on a futex. Where `/proc` does not say (files of a process that must not be
     /// dumped are root's): whether it had no CPU time since the last look, which `had` is from; to help it for nothing
     /// does no harm.
     fn waits_for_lock(&self, forker: u32, had: &mut Option<Duration>) -> bool {
-        waits_for_futex(self.grace_period.proc(), forker).unwrap_or_else(|| {
+        waits_for_futex(self.cx.changes.grace_period.proc(), forker).unwrap_or_else(|| {
             let time = cpu_time(forker);
             std::mem::replace(had, time) == time
         })
@@ -200,13 +204,13 @@ impl Pager {
         loop {
             while self.read_messages() > 0 {}
             self.settle();
-            if !self.order.waits() {
+            if !self.cx.changes.order.waits() {
                 self.serve_waiting();
             }
-            if self.order.is_settled() && !self.changing() {
+            if self.cx.changes.order.is_settled() && !self.cx.changing() {
                 return;
             }
-            self.sleep(Some(50_000));
+            self.cx.sleep(Some(50_000));
         }
     }
 
@@ -218,10 +222,10 @@ impl Pager {
     fn help(&mut self, pending: &mut Vec<Pending>) {
         let mut i = 0;
         // While a change waits for another, nothing can be placed.
-        while !self.order.waits() && i < self.waiting.len() && pending.len() < PENDING_MAX {
-            let vpn = Vpn::of(self.waiting[i].addr);
+        while !self.cx.changes.order.waits() && i < self.cx.waiting.len() && pending.len() < PENDING_MAX {
+            let vpn = Vpn::of(self.cx.waiting[i].addr);
             if self.help_one(vpn, pending) {
-                self.waiting.swap_remove(i);
+                self.cx.waiting.swap_remove(i);
             } else {
                 i += 1;
             }
@@ -230,29 +234,29 @@ impl Pager {
 
     /// Whether the thread that waits for the page can go on.
     fn help_one(&mut self, vpn: Vpn, pending: &mut Vec<Pending>) -> bool {
-        let e = self.e;
+        let e = self.cx.e;
         let Some((at, source)) = self.source(vpn, pending) else { return false };
         let src = match source {
             Source::Nowhere => zero_pages(),
             Source::Frame(f) => e.frames.addr(f),
             Source::Slot(entry) => {
                 // The locks that this takes, a child frees.
-                if let Err(error) = e.space.load(entry, &mut self.scratch.0[0]) {
+                if let Err(error) = e.space.load(entry, &mut self.cx.scratch.0[0]) {
                     return at == vpn && self.help_lost(vpn, entry, &error);
                 }
                 if e.conf.verify {
-                    e.verify(at, entry, &self.scratch.0[0]);
+                    e.verify(at, entry, &self.cx.scratch.0[0]);
                 }
                 Stat::add(&e.stat.pgmajfault, 1);
                 Stat::add(&e.stat.pswpin, 1);
-                std::ptr::from_ref(&self.scratch.0[0]) as usize
+                std::ptr::from_ref(&self.cx.scratch.0[0]) as usize
             }
         };
         if !e.fork.late_fills.page(vpn) {
             return false;
         }
         // SAFETY: vpn is a registered page of the program, where no reference of ours points; src is engine memory.
-        match unsafe { self.mm.copy_pages(vpn.addr(), src, PAGE_SIZE, false) }.1 {
+        match unsafe { self.cx.mm.copy_pages(vpn.addr(), src, PAGE_SIZE, false) }.1 {
             Ok(()) => {
                 e.budget.add(1);
                 pending.push(Pending::LateFills(vpn));
@@ -260,7 +264,7 @@ impl Pager {
             }
             Err(stop) => {
                 e.fork.late_fills.take_back();
-                self.resolve_refusal(vpn, Some(stop)) == Outcome::Dropped
+                self.cx.resolve_refusal(vpn, Some(stop)) == Outcome::Dropped
             }
         }
     }
@@ -268,11 +272,11 @@ impl Pager {
     /// As [`Pager::help_one`], for a page that no device can read back.
     fn help_lost(&mut self, vpn: Vpn, entry: Entry, error: &LoadError) -> bool {
         // The word and the slot change here: a copy made meanwhile is not good.
-        self.e.fork.copy_unsafe.store(1, SeqCst);
-        let lost = self.poison(vpn, entry, error) == Some(UffdError::Present);
-        self.e.fork.copy_unsafe.store(0, SeqCst);
+        self.cx.e.fork.copy_unsafe.store(1, SeqCst);
+        let lost = self.cx.poison(vpn, entry, error) == Some(UffdError::Present);
+        self.cx.e.fork.copy_unsafe.store(0, SeqCst);
         if lost {
-            self.mm.wake(vpn.addr(), PAGE_SIZE);
+            self.cx.mm.wake(vpn.addr(), PAGE_SIZE);
         }
         lost
     }
@@ -299,7 +303,7 @@ impl Pager {
                 _ => {}
             }
         }
-        let state = self.e.table.node(at).map_or(State::None, |node| self.e.table.state(node));
+        let state = self.cx.e.table.node(at).map_or(State::None, |node| self.cx.e.table.state(node));
         let source = match state {
             State::None | State::Mapped(_) => Source::Nowhere,
             State::Cached(f) => Source::Frame(f),
@@ -315,8 +319,8 @@ impl Pager {
             match what {
                 Pending::Event(event) => self.apply(event),
                 Pending::LateFills(vpn) => {
-                    Stat::add(&self.e.stat.pgfault, 1);
-                    self.e.found_present(vpn);
+                    Stat::add(&self.cx.e.stat.pgfault, 1);
+                    self.cx.e.found_present(vpn);
                 }
             }
         }
@@ -325,7 +329,7 @@ impl Pager {
     /// Our end of the channel to the child stays open as long as the lease lasts. `None`: there is none; the child
     /// cannot go on.
     fn keep_channel(&mut self, lease: u32) -> Option<RawFd> {
-        let f = &self.e.fork;
+        let f = &self.cx.e.fork;
         match f.channel.take_end() {
             Some(here) => {
                 let fd = here.into_raw_fd();
@@ -333,7 +337,7 @@ impl Pager {
                 Some(fd)
             }
             None => {
-                self.e.space.end_lease(lease);
+                self.cx.e.space.end_lease(lease);
                 None
             }
         }

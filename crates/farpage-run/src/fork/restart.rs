@@ -130,7 +130,11 @@ impl Engine {
                 if let Some(stack) = stack.filter(|stack| from < stack.end && stack.start < to) {
                     (from, to) = (from.min(stack.start), to.max(stack.end)); // one mapping, as when it was adopted
                 }
-                pager.mm.register(from, to - from).map_err(|e| format!("cannot register inherited memory: {e:?}"))?;
+                pager
+                    .cx
+                    .mm
+                    .register(from, to - from)
+                    .map_err(|e| format!("cannot register inherited memory: {e:?}"))?;
             }
         }
         self.check_untouched(&mut pager, &late_fills)?;
@@ -147,7 +151,7 @@ impl Engine {
         for (start, end) in managed.iter() {
             let mut touched = None;
             let all = (start.addr(), end.addr());
-            let seen = pager.mm.runs_by_kind(all.0, all.1, &mut |s, t, kind| {
+            let seen = pager.cx.mm.runs_by_kind(all.0, all.1, &mut |s, t, kind| {
                 if kind == PageKind::Guard {
                     self.marked.store(true, SeqCst);
                     return true;

@@ -9,13 +9,13 @@ impl Pager {
     /// Who waits for what was noted goes on.
     pub(crate) fn finish_notes(&mut self) {
         if self.letting_go.is_empty() && std::mem::take(&mut self.noted) {
-            self.e.notes.finish();
+            self.cx.e.notes.finish();
         }
     }
 
     /// Registers the mappings that were heard of since the last call.
     pub(crate) fn adopt_news(&mut self) {
-        let e = self.e;
+        let e = self.cx.e;
         let mut news = std::mem::take(&mut self.news);
         // Before the notes: what is noted later will be counted again.
         e.charges.drain();
@@ -36,7 +36,7 @@ impl Pager {
             }
         }
         // Mostly nothing is mapped there (again).
-        let is_there = |start, end| self.mm.mapping_from(start).is_ok_and(|m| m.is_some_and(|m| m.start < end));
+        let is_there = |start, end| self.cx.mm.mapping_from(start).is_ok_and(|m| m.is_some_and(|m| m.start < end));
         news.retain(|(start, end)| is_there(*start, *end) && !e.can_wait(*start, *end));
         news.append(&mut lock(&e.candidates));
         for (start, end) in news.drain(..) {

@@ -20,7 +20,7 @@ const LOOKED_AT: usize = 4096;
 impl Pager {
     /// A step; whether there was anything to do.
     pub(crate) fn come_back_step(&mut self) -> bool {
-        if self.e.comes_back.swap(false, SeqCst) {
+        if self.cx.e.comes_back.swap(false, SeqCst) {
             self.comes_back_from = Some((Vpn::default(), Instant::now()));
         }
         let Some((from, since)) = self.comes_back_from else { return false };
@@ -34,7 +34,7 @@ impl Pager {
     /// Brings pages in from there on; where it goes on, and whether it can do so at once: there may be
     /// no room. `None`: that was all.
     fn come_back(&mut self, from: Vpn) -> (Option<Vpn>, bool) {
-        let e = self.e;
+        let e = self.cx.e;
         let parts: Vec<(Vpn, Vpn)> = lock(&e.managed).overlaps(from, Vpn::of(USER_END));
         let (mut looked, mut here) = (0, 0);
         for (low, high) in parts {
@@ -53,10 +53,10 @@ impl Pager {
                     continue;
                 }
                 // As the next fault would: of the tree's budget there may be more.
-                if self.room() < run && !e.asks_for_more() && self.room() < run {
+                if self.cx.room() < run && !e.asks_for_more() && self.cx.room() < run {
                     return (Some(at), false);
                 }
-                let done = self.swap_in_run(at, run, false).done;
+                let done = self.cx.swap_in_run(at, run, false).done;
                 if done == 0 {
                     return (Some(at), false);
                 }

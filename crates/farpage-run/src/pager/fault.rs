@@ -9,67 +9,61 @@
 //!
 //! Caller: the pager's loop. Locks: `managed`, `lru`, `frame`, never two at a time.
 
-use crate::pager::readahead::bounds;
-use crate::pager::state::Outcome;
-use crate::pager::state::{Fault, Pager};
+use crate::pager::cx::Fault;
+use crate::pager::cx::Outcome;
+use crate::pager::readahead::{bounds, run_around};
+use crate::pager::state::Pager;
 use crate::shared::lru::PageBatch;
 use crate::shared::page_table::{Node, State, leaf_end, leaf_start};
 use farpage_base::mem::lock::lock;
-use farpage_base::mem::units::{FrameNo, Vpn};
+use farpage_base::mem::units::Vpn;
 use farpage_base::mem::zeros::ZERO_PAGES;
 use farpage_base::sys::uffd::UffdError;
 use farpage_device::Entry;
 use farpage_ipc::stat::{EventKind, Stat};
 use farpage_swap::PAGE_SIZE;
-use farpage_swap::readahead;
 use farpage_swap::workingset::Rank;
 
 /// Most pages zero-filled for one fault: in plenty, and under pressure.
 const ZERO_MAX: u32 = 512;
 pub(crate) const ZERO_MAX_TIGHT: u32 = 32;
 
-/// [`readahead::run_around`] a page.
-pub(crate) fn run_around(vpn: Vpn, low: Vpn, high: Vpn, inside: impl Fn(Vpn) -> bool) -> (Vpn, Vpn) {
-    let run = readahead::run_around(vpn.number(), low.number(), high.number(), |number| inside(Vpn::new(number)));
-    (Vpn::new(run.start), Vpn::new(run.end))
-}
-
 impl Pager {
     /// Serves one fault.
     pub(crate) fn serve(&mut self, fault: Fault) -> Outcome {
         let vpn = Vpn::of(fault.addr);
-        self.serving = vpn;
-        self.readahead.fault_of(fault.tid);
+        self.cx.serving = vpn;
+        self.cx.readahead.fault_of(fault.tid);
         self.reserve(vpn);
         let mapping = self.range_of(vpn);
         let outcome = self.serve_page(vpn, mapping);
-        if let (Some(trace), Outcome::Served) = (&mut self.trace, outcome) {
+        if let (Some(trace), Outcome::Served) = (&mut self.cx.trace, outcome) {
             trace.note(vpn, fault.write);
         }
         let kind = if let Outcome::Served = outcome { EventKind::Fault } else { EventKind::Later };
-        self.e.stat.events.note(kind, vpn.number(), 1);
+        self.cx.e.stat.events.note(kind, vpn.number(), 1);
         outcome
     }
 
     fn serve_page(&mut self, vpn: Vpn, mapping: (Vpn, Vpn)) -> Outcome {
-        let e = self.e;
+        let e = self.cx.e;
         let Some(node) = e.table.node_or_create(vpn) else {
             // Never touched, or zero; it is not managed from now on.
-            let placed = self.fill_zeros(vpn, 1);
-            return if placed.done == 0 { self.resolve_refusal(vpn, placed.stop) } else { Outcome::Served };
+            let placed = self.cx.fill_zeros(vpn, 1);
+            return if placed.done == 0 { self.cx.resolve_refusal(vpn, placed.stop) } else { Outcome::Served };
         };
         loop {
             match e.table.state(node) {
                 State::None => return self.zero_fill(vpn, mapping),
                 State::Mapped(entry) => return self.zero_again(vpn, node, entry),
-                State::Swapped(entry) => return self.swap_in(vpn, entry, mapping),
+                State::Swapped(entry) => return self.cx.swap_in(vpn, entry, mapping),
                 // Its frame belongs to a writer for some microseconds; then the page is on a device, or free.
                 State::Writeback(_) => return Outcome::Later,
                 State::Cached(f) => {
                     let ahead = e.table.is_ahead(node);
-                    if let Some(outcome) = self.refault(vpn, node, f, mapping) {
+                    if let Some(outcome) = self.cx.refault(vpn, node, f, mapping) {
                         if outcome == Outcome::Served && !ahead {
-                            self.refault_around(vpn, mapping);
+                            self.cx.refault_around(vpn, mapping);
                         }
                         return outcome;
                     }
@@ -82,21 +76,21 @@ impl Pager {
     /// The registered range around a page. A page outside lies in a mapping that has grown in place: it is registered
     /// (the kernel sent the fault), and from now on known to be.
     pub(crate) fn range_of(&mut self, vpn: Vpn) -> (Vpn, Vpn) {
-        if let Some(range) = lock(&self.e.managed).covering(vpn) {
+        if let Some(range) = lock(&self.cx.e.managed).covering(vpn) {
             return range;
         }
         let addr = vpn.addr();
         self.adopt_mappings(addr, addr + PAGE_SIZE);
-        lock(&self.e.managed).covering(vpn).unwrap_or((vpn, vpn + 1))
+        lock(&self.cx.e.managed).covering(vpn).unwrap_or((vpn, vpn + 1))
     }
 
     /// The word says present, the fault says absent: the program has discarded the page, and gets zeros. Or it is
     /// present again, and the fault is an old one; then the kernel refuses the zero page, and nothing happens.
     fn zero_again(&mut self, vpn: Vpn, node: Node, entry: Option<Entry>) -> Outcome {
-        let e = self.e;
-        let placed = self.fill_zeros(vpn, 1);
+        let e = self.cx.e;
+        let placed = self.cx.fill_zeros(vpn, 1);
         if placed.done == 0 {
-            return self.resolve_refusal(vpn, placed.stop);
+            return self.cx.resolve_refusal(vpn, placed.stop);
         }
         let mut lru = lock(&e.lru);
         lru.unmap(&e.table, node, State::None);
@@ -109,11 +103,11 @@ impl Pager {
 
     /// First touch: zeros, also for neighbours.
     fn zero_fill(&mut self, vpn: Vpn, (low, high): (Vpn, Vpn)) -> Outcome {
-        let e = self.e;
+        let e = self.cx.e;
         let tight = e.budget.pressure();
         let is_none = |v: Vpn| e.table.node(v).is_none_or(|n| e.table.state(n) == State::None);
         let most = match tight {
-            _ if self.trace.is_some() => 1,
+            _ if self.cx.trace.is_some() => 1,
             true => ZERO_MAX_TIGHT,
             false => ZERO_MAX,
         };
@@ -126,7 +120,7 @@ impl Pager {
         // The page that is waited for first, then those after it, then those before it.
         let (after, stop) = self.zero_run(vpn, end);
         if after == vpn {
-            return stop.map_or(Outcome::Later, |stop| self.resolve_refusal(vpn, Some(stop)));
+            return stop.map_or(Outcome::Later, |stop| self.cx.resolve_refusal(vpn, Some(stop)));
         }
         let before = if self.zero_run(start, vpn).0 == vpn { start } else { vpn };
         self.zero_streams.on_served(before.number(), (after - before) as u32);
@@ -135,10 +129,10 @@ impl Pager {
 
     /// Puts zero pages at `[from, to)`, as far as there are some; where it stopped, and why if it was refused.
     fn zero_run(&mut self, from: Vpn, to: Vpn) -> (Vpn, Option<UffdError>) {
-        let e = self.e;
+        let e = self.cx.e;
         let mut at = from;
         while at < to {
-            let placed = self.fill_zeros(at, (to - at).min(ZERO_PAGES));
+            let placed = self.cx.fill_zeros(at, (to - at).min(ZERO_PAGES));
             let mut batch = PageBatch::default();
             for node in at.up_to(at + placed.done).filter_map(|v| e.table.node(v)) {
                 batch.map(&e.table, node, State::Mapped(None));
@@ -153,116 +147,5 @@ impl Pager {
             }
         }
         (at, None)
-    }
-
-    /// A page of the swap cache is wanted back. `None`: a writer has just taken it.
-    pub(crate) fn refault(&mut self, vpn: Vpn, node: Node, f: FrameNo, mapping: (Vpn, Vpn)) -> Option<Outcome> {
-        let e = self.e;
-        let mut lru = lock(&e.lru);
-        // Under the lock: until the page is claimed, a writer may take it and change its slot.
-        let entry = e.frame_entries.get(f);
-        let ahead = e.table.is_ahead(node);
-        if !lru.uncache(&e.table, node, State::Cached(f), State::Mapped(entry)) {
-            return None;
-        }
-        drop(lru);
-        e.frame_entries.set(f, None);
-        let page = vpn.addr();
-        let mut result = if self.room() > 0 { Err(UffdError::Incompatible) } else { Err(UffdError::Busy) };
-        for _ in 0..2 {
-            if result != Err(UffdError::Busy) {
-                break;
-            }
-            // SAFETY: page is a registered page of the program; f is owned since its state left Cached.
-            result = unsafe { self.mm.move_pages(page, e.frames.addr(f), PAGE_SIZE, false) }.1;
-            if result == Err(UffdError::Busy) {
-                // SAFETY: the frame is owned here and has a page.
-                unsafe { e.frames.unshare(f) };
-            }
-        }
-        match result {
-            Ok(()) => e.frames.put_empty(f, 1),
-            Err(UffdError::Incompatible) => {
-                if let Some(stop) = self.copy_in(vpn, e.frames.addr(f), 1).stop {
-                    return Some(self.recache(vpn, node, f, (entry, ahead), stop));
-                }
-                e.frames.put_spent(f, 1);
-            }
-            Err(stop) => return Some(self.recache(vpn, node, f, (entry, ahead), stop)),
-        }
-        if ahead || self.readahead.wants_all_touches() {
-            self.readahead.on_hit(vpn, mapping.0, ahead);
-            // Where only some wait, the share of those that were used would be taken for that of all.
-            if self.readahead.is_exact() {
-                e.stat.note_touched(mapping.0, ahead.into());
-            }
-        }
-        Stat::add(&e.stat.workingset_refault_cached, 1);
-        Some(Outcome::Served)
-    }
-
-    /// A page of the swap cache was wanted back. If the program goes on in order there, its neighbours will be, too:
-    /// they are mapped with it, which spares their faults.
-    fn refault_around(&mut self, vpn: Vpn, mapping: (Vpn, Vpn)) {
-        let e = self.e;
-        let Some(window) = self.readahead.on_refault(vpn, |vpn| e.table.is_there(vpn)) else { return };
-        let (low, high) = bounds(&window);
-        let (low, high) = (low.max(mapping.0), high.min(mapping.1));
-        let is_cached = |v: Vpn| e.table.node(v).is_some_and(|n| e.table.is_cached(n));
-        let (start, end) = run_around(vpn, low, high, is_cached);
-        let mut room = self.room_for(end - start - 1);
-        let (mut first, mut behind) = (vpn, vpn + 1);
-        while behind < end && room > 0 && self.map_cached(behind) {
-            (behind, room) = (behind + 1, room - 1);
-        }
-        while first > start && room > 0 && self.map_cached(first - 1) {
-            (first, room) = (first - 1, room - 1);
-        }
-        self.readahead.on_served(first, (behind - first) as u32);
-    }
-
-    /// Maps a page of the swap cache that nobody waits for; whether that was done.
-    fn map_cached(&mut self, vpn: Vpn) -> bool {
-        let e = self.e;
-        let Some((node, State::Cached(f))) = e.table.node(vpn).map(|node| (node, e.table.state(node))) else {
-            return false;
-        };
-        let mut lru = lock(&e.lru);
-        // Under the lock, as in `refault`.
-        let entry = e.frame_entries.get(f);
-        if !lru.map_untouched(&e.table, node, State::Cached(f), State::Mapped(entry)) {
-            return false;
-        }
-        drop(lru);
-        let done = self.copy_in(vpn, e.frames.addr(f), 1).done > 0;
-        if done {
-            e.frame_entries.set(f, None);
-            e.frames.put_spent(f, 1);
-        } else {
-            lock(&e.lru).cache(&e.table, node, State::Cached(f));
-        }
-        done
-    }
-
-    /// Undoes the claim of [`Pager::refault`]: the page stays in the swap cache.
-    fn recache(
-        &mut self,
-        vpn: Vpn,
-        node: Node,
-        f: FrameNo,
-        (entry, ahead): (Option<Entry>, bool),
-        stop: UffdError,
-    ) -> Outcome {
-        let e = self.e;
-        e.frame_entries.set(f, entry);
-        let mut lru = lock(&e.lru);
-        if ahead {
-            lru.unmap(&e.table, node, State::None);
-            lru.cache_ahead(&e.table, node, f);
-        } else {
-            lru.cache(&e.table, node, State::Cached(f));
-        }
-        drop(lru);
-        self.resolve_refusal(vpn, Some(stop))
     }
 }

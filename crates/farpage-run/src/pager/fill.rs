@@ -1,7 +1,7 @@
 //! Putting pages into the program, and what a refusal means.
 //!
 //! Every page that comes in is a new one of the kernel, into which its content is copied. (Without room for that, a
-//! page of the swap cache goes back as it is: [`Pager::refault`].) A fault begins with [`Pager::reserve`], which sees
+//! page of the swap cache goes back as it is: [`Cx::refault`].) A fault begins with [`Cx::reserve`], which sees
 //! to it that the budget has room for a page, and reclaims if it has not. If nothing can be reclaimed (every device
 //! full) the budget gives way by a page, with a warning, not the program. Everything else in this file takes what there
 //! is, and never reclaims.
@@ -13,21 +13,23 @@
 //! Callers: `fault`, `swap_in`, `prefetch`, `let_go`, on the pager's thread. Locks: that of the frames; `discard_area`,
 //! and that of the frames in it.
 
-use crate::pager::fault::ZERO_MAX_TIGHT;
-use crate::pager::state::Outcome;
-use crate::pager::state::Pager;
+use crate::pager::cx::Cx;
+use crate::pager::cx::Outcome;
+use crate::shared::lru::PageBatch;
 use crate::shared::page_table::State;
 use crate::store;
+use farpage_base::mem::lock::lock;
 use farpage_base::mem::open::STEP;
 use farpage_base::mem::units::{FrameNo, Vpn};
 use farpage_base::mem::zeros::{ZERO_PAGES, zero_pages};
 use farpage_base::sys::message::fatal;
 use farpage_base::sys::raw::ErrnoText;
 use farpage_base::sys::uffd::UffdError;
+use farpage_device::Entry;
+use farpage_ipc::stat::{EventKind, Stat};
 use farpage_swap::PAGE_SIZE;
+use farpage_swap::readahead::READAHEAD_MAX;
 
-/// Rounds of reclaim for one fault; each of them makes some room, mostly enough.
-const ROUNDS_MAX: usize = 64;
 /// Frames that are given back for what is wanted next, at least.
 const RELEASE_MIN: usize = 16;
 
@@ -39,43 +41,7 @@ pub(crate) struct Filled {
     pub stop: Option<UffdError>,
 }
 
-impl Pager {
-    /// The first step of a fault: sees to it that there is room for a new page, if the page at `vpn` needs one, and for
-    /// as many as were zero-filled for the last first touch, if this is one. May reclaim, and so may change the state
-    /// of any page; nothing after it in a fault does.
-    ///
-    /// What was reserved is not kept from others. If somebody else takes it, the fault waits, and is reserved for anew.
-    pub(crate) fn reserve(&mut self, vpn: Vpn) {
-        let e = self.e;
-        self.granted = 0;
-        self.reap();
-        let state = e.table.node(vpn).map_or(State::None, |node| e.table.state(node));
-        let want = match state {
-            State::Cached(_) | State::Writeback(_) => return, // it has a frame
-            State::Swapped(_) if self.prefetch.is_on_its_way(vpn) => return, // it will be reserved for when it is here
-            State::None => self.zero_window.clamp(1, ZERO_MAX_TIGHT) as usize,
-            State::Mapped(_) | State::Swapped(_) => 1,
-        };
-        if self.room() < want && e.conf.debug_evict_all && !matches!(state, State::Swapped(_)) {
-            self.evict_all();
-        }
-        for _ in 0..ROUNDS_MAX {
-            let before = self.room();
-            if before >= want || self.granted > 0 {
-                return;
-            }
-            if !self.reclaim_now(vpn, want) {
-                if !self.gives_back(1) {
-                    self.granted = 1;
-                }
-                return;
-            }
-            if self.room() <= before && before > 0 {
-                return; // no more is to be had
-            }
-        }
-    }
-
+impl Cx {
     /// Pages that the budget has room for.
     pub(crate) fn room(&self) -> usize {
         self.e.budget.room().max(0) as usize
@@ -188,5 +154,52 @@ impl Pager {
         e.budget.add(done as i64);
         e.frames.put_empty(first + done, got - done);
         (done > 0).then_some((first, done))
+    }
+
+    /// A page that nobody has asked for stays in its frame until it is touched.
+    pub(crate) fn add_to_swap_cache(&self, vpn: Vpn, f: FrameNo, entry: Entry) {
+        let e = self.e;
+        let Some(node) = e.table.node(vpn) else {
+            e.frames.put_free(f, 1);
+            return;
+        };
+        e.frame_entries.set(f, Some(entry));
+        lock(&e.lru).cache_ahead(&e.table, node, f);
+        Stat::add(&e.stat.pswpin, 1);
+    }
+
+    /// The pages from `vpn` on are in the program now: words, lists, slots. `wanted`: a thread waits for the first one.
+    pub(crate) fn map_swapped_in(&mut self, vpn: Vpn, entries: &[Entry], wanted: bool) {
+        let e = self.e;
+        let mut kept = [None; READAHEAD_MAX as usize];
+        // For a page alone, the fault is what costs. A copy in the pool takes memory in which other pages could stay,
+        // and spares only that it is compressed again.
+        let may_cost = entries.len() > 1;
+        for (kept, entry) in kept.iter_mut().zip(entries) {
+            *kept = (e.clean.keep(&e.controls) && e.space.keep(*entry, may_cost)).then_some(*entry);
+        }
+        // One lot for all: what is read in one go stays or leaves in one go.
+        let nodes = |from: usize| (from..entries.len()).filter_map(|i| e.table.node(vpn + i));
+        let rank = lock(&e.lru).rank_together(&e.table, e.table.node(vpn), nodes(usize::from(wanted)));
+        let (mut touched, mut batch) = (None, PageBatch::ranked(rank));
+        for (i, kept) in kept[..entries.len()].iter().enumerate() {
+            let Some(node) = e.table.node(vpn + i) else { continue };
+            if wanted && i == 0 {
+                touched = Some((node, State::Mapped(*kept)));
+            } else {
+                batch.map(&e.table, node, State::Mapped(*kept));
+            }
+        }
+        let mut lru = lock(&e.lru);
+        lru.map_batch(&e.table, &mut batch);
+        if let Some((node, to)) = touched {
+            lru.map_refaulted(&e.table, node, to);
+        }
+        drop(lru);
+        for (entry, _) in entries.iter().zip(&kept).filter(|(_, kept)| kept.is_none()) {
+            e.free_entry(Some(*entry));
+        }
+        Stat::add(&e.stat.pswpin, entries.len() as u64);
+        e.stat.events.note(EventKind::Load, vpn.number(), entries.len());
     }
 }

@@ -11,20 +11,17 @@
 //!
 //! Program threads run the first half of this file, the pager the second.
 
-use crate::pager::state::Outcome;
+use crate::pager::bring_in::Step;
 use crate::pager::state::Pager;
-use crate::pager::state::SCRATCH_PAGES;
 use crate::shared::charge::UNLIMITED;
 use crate::shared::notice_ring::Note;
-use crate::shared::page_table::{Node, State, leaf_end};
+use crate::shared::page_table::leaf_end;
 use crate::shared::state::Engine;
 use crate::shared::told::{WarningKind, warn_once_in_tree};
 use farpage_base::mem::lock::lock;
-use farpage_base::mem::units::{Page, USER_END, Vpn};
+use farpage_base::mem::units::{USER_END, Vpn};
 use farpage_base::sys::futex;
 use farpage_base::sys::raw::{nr, syscall};
-use farpage_device::Entry;
-use farpage_ipc::stat::Stat;
 use farpage_swap::PAGE_SIZE;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
@@ -111,18 +108,10 @@ impl Engine {
     }
 }
 
-/// What became of one page.
-pub(crate) enum Step {
-    /// So many pages, from this one on, have been brought in; if none, there was nothing to bring in.
-    Here(usize),
-    /// To be tried again.
-    Later,
-}
-
 impl Pager {
     /// A step of letting go. Whether there was anything to do.
     pub(crate) fn let_go_step(&mut self) -> bool {
-        let e = self.e;
+        let e = self.cx.e;
         if e.left_alone() && !self.alone {
             self.alone = true;
             e.charges.allow(UNLIMITED);
@@ -137,7 +126,7 @@ impl Pager {
         }
         // Faults were served between the steps. From here on none is.
         self.let_go_to = Vpn::default();
-        if parts.iter().all(|part| self.forget_words(*part)) {
+        if parts.iter().all(|part| self.cx.forget_words(*part)) {
             self.unregister(start, end, &parts);
             self.refuse(start, end);
             self.letting_go.remove(0);
@@ -150,7 +139,7 @@ impl Pager {
 
     /// Goes on bringing pages of these ranges in. Whether the end was reached.
     fn bring_in(&mut self, parts: &[(Vpn, Vpn)]) -> bool {
-        let e = self.e;
+        let e = self.cx.e;
         let (mut looked, mut here) = (0, 0);
         for &(low, high) in parts {
             let mut at = self.let_go_to.max(low);
@@ -163,14 +152,14 @@ impl Pager {
                 if looked == LOOKED_AT || here >= BROUGHT_IN {
                     return false;
                 }
-                match self.bring_in_some(at, high, node) {
+                match self.cx.bring_in_some(at, high, node) {
                     Step::Here(pages) => {
                         at += pages.max(1);
                         here += pages;
                         looked += 1;
                     }
                     Step::Later => {
-                        self.sleep(Some(50_000));
+                        self.cx.sleep(Some(50_000));
                         return false;
                     }
                 }
@@ -179,114 +168,20 @@ impl Pager {
         true
     }
 
-    /// Brings the page at `vpn` in, if it is out, perhaps with what is behind it, up to `end`.
-    pub(crate) fn bring_in_some(&mut self, vpn: Vpn, end: Vpn, node: Node) -> Step {
-        let e = self.e;
-        match e.table.state(node) {
-            State::None => Step::Here(0),
-            State::Mapped(_) => {
-                self.forget_words((vpn, vpn + 1));
-                Step::Here(0)
-            }
-            // Its frame is a writer's.
-            State::Writeback(_) => Step::Later,
-            State::Cached(f) => match self.refault(vpn, node, f, (vpn, end)) {
-                Some(Outcome::Served) => {
-                    self.forget_words((vpn, vpn + 1));
-                    Step::Here(1)
-                }
-                // There already, or nothing of ours is mapped there any more.
-                Some(Outcome::Dropped) => {
-                    self.forget(vpn.addr(), (vpn + 1).addr(), false);
-                    Step::Here(1)
-                }
-                Some(Outcome::Later) | None => Step::Later,
-            },
-            State::Swapped(_) => self.load_some(vpn, end),
-        }
-    }
-
-    /// Loads the swapped pages from `vpn` on, some at most, and places them.
-    fn load_some(&mut self, vpn: Vpn, end: Vpn) -> Step {
-        let e = self.e;
-        let base = self.scratch.0.as_mut_ptr() as usize;
-        let mut entries = [None; SCRATCH_PAGES];
-        let swapped = vpn.up_to(end).map_while(|vpn| e.table.swapped(vpn));
-        entries.iter_mut().zip(swapped).for_each(|(to, entry)| *to = Some(entry));
-        let entries: Vec<Entry> = entries.iter().map_while(|entry| *entry).collect();
-        let mut pages: Vec<&mut Page> = self.scratch.0[..entries.len()].iter_mut().collect();
-        let (loaded, error) = e.space.load_many(&entries, &mut pages);
-        drop(pages);
-        let mut stop = None;
-        let mut done = 0;
-        if loaded > 0 {
-            // SAFETY: just loaded, into memory that is this thread's.
-            unsafe { e.verify_run(vpn, &entries[..loaded], base) };
-            let placed = self.copy_in(vpn, base, loaded);
-            (done, stop) = (placed.done, placed.stop);
-        } else if let Some(error) = error {
-            // Perhaps it is not the first page that cannot be read.
-            match e.space.load(entries[0], &mut self.scratch.0[0]) {
-                Ok(()) => {
-                    // SAFETY: as above.
-                    unsafe { e.verify_run(vpn, &entries[..1], base) };
-                    let placed = self.copy_in(vpn, base, 1);
-                    (done, stop) = (placed.done, placed.stop);
-                }
-                Err(_) => stop = self.poison(vpn, entries[0], &error),
-            }
-        }
-        Stat::add(&e.stat.pswpin, done as u64);
-        if done == 0 {
-            match self.resolve_refusal(vpn, stop) {
-                // There already, or lost, or nothing of ours is mapped there any more.
-                Outcome::Dropped => done = 1,
-                _ => return Step::Later,
-            }
-        }
-        for (i, entry) in entries[..done].iter().enumerate() {
-            if let Some(node) = e.table.node(vpn + i)
-                && e.table.state(node) == State::Swapped(*entry)
-            {
-                e.table.set(node, State::None);
-                e.free_entry(Some(*entry));
-            }
-        }
-        Step::Here(done)
-    }
-
-    /// Pages that are there lose their words. False: some are not.
-    fn forget_words(&mut self, (first, last): (Vpn, Vpn)) -> bool {
-        let e = self.e;
-        let mut all_here = true;
-        let mut freed = std::mem::take(&mut self.pending_frees);
-        e.table.for_each(first, last, |_, node| match e.table.state(node) {
-            State::None => {}
-            State::Mapped(entry) => {
-                lock(&e.lru).unmap(&e.table, node, State::None);
-                freed.extend(entry);
-            }
-            _ => all_here = false,
-        });
-        e.free_later(&mut freed);
-        self.pending_frees = freed;
-        all_here
-    }
-
     /// What is mapped in these ranges is the program's from now on: `parts` (pages), and what has grown out of them,
     /// inside `[start, end)` (bytes).
     fn unregister(&mut self, start: usize, end: usize, parts: &[(Vpn, Vpn)]) {
-        let e = self.e;
+        let e = self.cx.e;
         for &(first, last) in parts {
             let (mut at, to) = (first.addr(), last.addr());
             while at < to {
-                let found = match self.mm.mapping_from(at) {
+                let found = match self.cx.mm.mapping_from(at) {
                     Ok(Some(found)) if found.start < to => (found.start.max(start), found.end.min(end)),
                     Ok(_) => break,
                     Err(_) => (at, to),
                 };
                 // Refused where nothing is mapped any more.
-                let _ = self.mm.unregister(found.0, found.1 - found.0);
+                let _ = self.cx.mm.unregister(found.0, found.1 - found.0);
                 at = found.1;
             }
             lock(&e.managed).remove(first, last);

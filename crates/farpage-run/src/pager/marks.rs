@@ -2,7 +2,7 @@
 //! that was lost ([`crate::pager::poison`]). Who touches one gets a signal, and the pager hears nothing of it.
 //!
 //! `UFFDIO_COPY` copies over a mark, where a page is put that nobody has faulted for. So from the first mark on that is
-//! known of, each copy looks at its place before ([`Pager::unmarked`]), and ends before a mark. (Nothing can be moved
+//! known of, each copy looks at its place before ([`Cx::unmarked`]), and ends before a mark. (Nothing can be moved
 //! over one, and a discard lets guards be.)
 //!
 //! No event tells of a guard, and the page that it takes away may be out. So the interposed `madvise` makes the call
@@ -12,7 +12,7 @@
 //!
 //! Callers: the preload library, on program threads; `fill`, `reclaim`, `mappings::register`, on the pager's.
 
-use crate::pager::state::Pager;
+use crate::pager::cx::Cx;
 use crate::shared::state::Engine;
 use farpage_base::mem::units::Vpn;
 use farpage_base::sys::pagemap::PageKind;
@@ -31,7 +31,7 @@ impl Engine {
     }
 }
 
-impl Pager {
+impl Cx {
     /// How many of the `n` pages from `vpn` on may be put there.
     ///
     /// # Errors
@@ -73,7 +73,7 @@ impl Pager {
         }
         // A guard may be in what has come to the place of something that was moved, which has yet to be read. It is
         // found again.
-        if self.changing() || !self.order.is_settled() {
+        if self.changing() || !self.changes.order.is_settled() {
             return;
         }
         there.into_iter().for_each(|(start, end)| self.forget(start, end, false));

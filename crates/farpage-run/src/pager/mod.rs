@@ -9,7 +9,10 @@
 
 pub(crate) mod adoption;
 mod apply_event;
+mod bring_in;
+pub(crate) mod changes;
 pub(crate) mod come_back;
+pub(crate) mod cx;
 pub mod fault;
 mod fault_threads;
 pub(crate) mod fill;
@@ -19,6 +22,7 @@ pub mod poison;
 pub(crate) mod prefetch;
 pub mod readahead;
 pub mod reclaim;
+mod refault;
 mod register;
 pub(crate) mod relocated;
 pub mod robust;

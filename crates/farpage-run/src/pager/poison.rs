@@ -7,7 +7,7 @@
 //!
 //! Caller: `fault`, on the pager's thread.
 
-use crate::pager::state::Pager;
+use crate::pager::cx::Cx;
 use crate::shared::page_table::State;
 use farpage_base::mem::units::Vpn;
 use farpage_base::sys::message::{fatal, message, warn};
@@ -16,7 +16,7 @@ use farpage_device::{Entry, LoadError};
 use farpage_ipc::stat::Stat;
 use std::sync::atomic::Ordering::SeqCst;
 
-impl Pager {
+impl Cx {
     /// The page at `vpn`, stored under `entry`, cannot be read. What kept it from being poisoned, as for a page that
     /// could not be placed; `Some(Present)`: nothing did, the threads that wait are to be woken.
     pub(crate) fn poison(&mut self, vpn: Vpn, entry: Entry, error: &LoadError) -> Option<UffdError> {

@@ -29,57 +29,13 @@
 mod begin;
 pub(crate) mod windows;
 
-use crate::pager::prefetch::windows::{DEPTH_MAX, Inflight, PrefetchWindow};
-use crate::pager::state::{Outcome, Pager};
+use crate::pager::cx::{Cx, Outcome};
+use crate::pager::prefetch::windows::PrefetchWindow;
 use farpage_base::mem::units::Vpn;
 use farpage_base::sys::uffd::UffdError;
-use farpage_device::read_queue::Arrived;
 use farpage_ipc::stat::Stat;
 
-impl Pager {
-    /// Whether the page is in a window that was read in advance, and how far that is.
-    pub(crate) fn inflight_with(&mut self, vpn: Vpn) -> Inflight {
-        let Some(mut at) = self.prefetch.windows.iter().position(|w| w.has(vpn)) else { return Inflight::None };
-        if let Some(ticket) = self.prefetch.windows[at].ticket.take() {
-            let window = &mut self.prefetch.windows[at];
-            window.loaded =
-                Some(self.e.decompressor.take_over(&self.e.space, &self.e.frames, ticket, window.entries.len()));
-        }
-        if self.prefetch.windows[at].loaded.is_none() {
-            self.reap();
-            match self.prefetch.windows.iter().position(|w| w.has(vpn)) {
-                Some(i) if self.prefetch.windows[i].loaded.is_none() => {
-                    if self.prefetch.windows[i].asked.is_none() {
-                        self.prefetch.depth = (self.prefetch.depth + 1).min(DEPTH_MAX);
-                    }
-                    return Inflight::OnItsWay;
-                }
-                Some(i) => at = i,
-                None => return Inflight::None,
-            }
-        }
-        Inflight::Here(self.prefetch.windows.swap_remove(at))
-    }
-
-    /// Books what has arrived.
-    pub(crate) fn reap(&mut self) {
-        while let Some(arrived) = self.prefetch.queue.next(&self.e.space) {
-            self.note_arrived(arrived);
-        }
-        let e = self.e;
-        for window in &mut self.prefetch.windows {
-            if let Some(ticket) = window.ticket.take_if(|ticket| e.decompressor.is_over(ticket)) {
-                window.loaded = Some(e.decompressor.take_over(&e.space, &e.frames, ticket, window.entries.len()));
-            }
-        }
-    }
-
-    fn note_arrived(&mut self, arrived: Arrived) {
-        if let Some(window) = self.prefetch.windows.iter_mut().find(|w| w.tag == arrived.tag) {
-            window.loaded = Some(arrived.loaded);
-        }
-    }
-
+impl Cx {
     /// Places a window that has arrived. `None`: the page at `vpn`, which is waited for, is not among what can be used.
     pub(crate) fn swap_in_read(&mut self, vpn: Vpn, window: PrefetchWindow, mapping: (Vpn, Vpn)) -> Option<Outcome> {
         let e = self.e;
@@ -89,7 +45,7 @@ impl Pager {
         };
         let wanted = vpn - window.start;
         if !usable(wanted) {
-            self.throw_away(window);
+            self.prefetch.throw_away(self.e, window);
             return None;
         }
         let stream = match window.asked {
@@ -170,36 +126,5 @@ impl Pager {
         e.frames.put_free(frame, to - from);
         self.map_swapped_in(vpn, &window.entries[from..from + placed.done], wanted);
         (placed.done, placed.stop)
-    }
-
-    /// Drops the oldest window that is not on its way from a file, but not one with the page `wanted`; first those that
-    /// nobody has asked for.
-    pub(crate) fn drop_one(&mut self, wanted: Option<Vpn>) -> bool {
-        self.reap();
-        let is_idle = |w: &PrefetchWindow| w.loaded.is_some() || w.ticket.is_some();
-        let windows = self.prefetch.windows.iter().enumerate();
-        let idle = windows.filter(|(_, w)| is_idle(w) && !wanted.is_some_and(|vpn| w.has(vpn)));
-        let Some((at, _)) = idle.min_by_key(|(_, w)| (w.asked.is_some(), w.tag)) else { return false };
-        let window = self.prefetch.windows.swap_remove(at);
-        self.throw_away(window);
-        true
-    }
-
-    /// Waits for what is on its way and drops all: nothing is read any more, no frame is kept.
-    pub(crate) fn land_all(&mut self) {
-        while let Some(arrived) = self.prefetch.queue.wait(&self.e.space) {
-            self.note_arrived(arrived);
-        }
-        while let Some(window) = self.prefetch.windows.pop() {
-            self.throw_away(window);
-        }
-    }
-
-    /// Frees the frames of a window that is not on its way from a file.
-    fn throw_away(&self, window: PrefetchWindow) {
-        if let Some(ticket) = window.ticket {
-            self.e.decompressor.take_back(ticket);
-        }
-        self.e.frames.put_free(window.frame, window.entries.len());
     }
 }

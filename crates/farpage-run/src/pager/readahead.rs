@@ -53,6 +53,14 @@ pub(crate) fn pages_of(window: &Window) -> impl DoubleEndedIterator<Item = Vpn> 
     window.iter().map(Vpn::new)
 }
 
+/// [`farpage_swap::readahead::run_around`] a page.
+pub(crate) fn run_around(vpn: Vpn, low: Vpn, high: Vpn, inside: impl Fn(Vpn) -> bool) -> (Vpn, Vpn) {
+    let run = farpage_swap::readahead::run_around(vpn.number(), low.number(), high.number(), |number| {
+        inside(Vpn::new(number))
+    });
+    (Vpn::new(run.start), Vpn::new(run.end))
+}
+
 /// What is known of one mapping.
 struct MappingStreams {
     start: Vpn,

@@ -3,8 +3,9 @@
 //! `shrink` moves the oldest active pages into frames, in runs of neighbours (a run costs a sixth of its pages one by
 //! one). A moved page is stable: no thread can write it any more, so a writer may store it whenever it likes.
 
+use crate::pager::cx::SCRATCH_PAGES;
+use crate::pager::fault::ZERO_MAX_TIGHT;
 use crate::pager::state::Pager;
-use crate::pager::state::SCRATCH_PAGES;
 use crate::shared::page_table::{Node, State};
 use crate::store;
 use farpage_base::mem::lock::lock;
@@ -20,6 +21,9 @@ use std::time::{Duration, Instant};
 
 /// Pages that a fault stores for itself at least, and that wait for a file at most.
 const WRITE_MIN: usize = 8;
+
+/// Rounds of reclaim for one fault; each of them makes some room, mostly enough.
+const ROUNDS_MAX: usize = 64;
 
 /// Slots freed in one go whose pages are in the program, too.
 const SLOTS_A_TURN: usize = 256;
@@ -45,9 +49,45 @@ enum Oldest {
 }
 
 impl Pager {
+    /// The first step of a fault: sees to it that there is room for a new page, if the page at `vpn` needs one, and for
+    /// as many as were zero-filled for the last first touch, if this is one. May reclaim, and so may change the state
+    /// of any page; nothing after it in a fault does.
+    ///
+    /// What was reserved is not kept from others. If somebody else takes it, the fault waits, and is reserved for anew.
+    pub(crate) fn reserve(&mut self, vpn: Vpn) {
+        let e = self.cx.e;
+        self.cx.granted = 0;
+        self.cx.prefetch.reap(self.cx.e);
+        let state = e.table.node(vpn).map_or(State::None, |node| e.table.state(node));
+        let want = match state {
+            State::Cached(_) | State::Writeback(_) => return, // it has a frame
+            State::Swapped(_) if self.cx.prefetch.is_on_its_way(vpn) => return, // it will be reserved for when it is here
+            State::None => self.zero_window.clamp(1, ZERO_MAX_TIGHT) as usize,
+            State::Mapped(_) | State::Swapped(_) => 1,
+        };
+        if self.cx.room() < want && e.conf.debug_evict_all && !matches!(state, State::Swapped(_)) {
+            self.evict_all();
+        }
+        for _ in 0..ROUNDS_MAX {
+            let before = self.cx.room();
+            if before >= want || self.cx.granted > 0 {
+                return;
+            }
+            if !self.reclaim_now(vpn, want) {
+                if !self.gives_back(1) {
+                    self.cx.granted = 1;
+                }
+                return;
+            }
+            if self.cx.room() <= before && before > 0 {
+                return; // no more is to be had
+            }
+        }
+    }
+
     /// Keeps the swap cache filled and the writer busy while there is pressure. Returns whether anything was done.
     pub(crate) fn balance(&mut self) -> bool {
-        let e = self.e;
+        let e = self.cx.e;
         let sees_less = e.records() && lock(&e.lru).active_len() > (e.budget.movable() / RECORDED_PART) as usize;
         if sees_less && self.shrink(EVICT_BATCH) > 0 {
             e.wake_writer();
@@ -72,12 +112,12 @@ impl Pager {
         let made_room = self.keep_room();
         // Where the program waits for it, seldom and in large batches: the first page moved costs as much as the
         // others.
-        let placed = self.filled - self.filled_before;
+        let placed = self.cx.filled - self.filled_before;
         let due = !self.affinity.is_colocated() || placed >= EVICT_BATCH as u64 / 2 || cached < EVICT_BATCH / 4;
         if !behind && (!due || cached >= e.cached_target()) {
             return made_room;
         }
-        self.filled_before = self.filled;
+        self.filled_before = self.cx.filled;
         let moved = self.shrink(EVICT_BATCH) > 0;
         let keeps = !moved && e.budget.over_limit() > 0 && self.keeps_shared();
         moved || keeps && self.shrink_past_stuck().is_ok() || made_room
@@ -86,7 +126,7 @@ impl Pager {
     /// The devices are full: frees slots whose page is in the program, too; it will have to be stored anew. How many.
     /// (The kernel frees such slots where it looks for free ones, once more than half of all are used.)
     fn reclaim_slots(&mut self) -> usize {
-        let e = self.e;
+        let e = self.cx.e;
         let mut entries = Vec::with_capacity(SLOTS_A_TURN);
         e.table.take_clean_slots(&mut self.slot_hand, SLOTS_A_TURN, &mut entries);
         entries.iter().for_each(|entry| e.free_entry(Some(*entry)));
@@ -97,15 +137,15 @@ impl Pager {
 
     /// Gives frames back to the kernel that nobody needs, so that there is room for pages that are to come in.
     fn keep_room(&self) -> bool {
-        let few = self.room() < SCRATCH_PAGES && self.e.frames.worthless_count() >= SCRATCH_PAGES;
-        few && store::release_unused(self.e) > 0
+        let few = self.cx.room() < SCRATCH_PAGES && self.cx.e.frames.worthless_count() >= SCRATCH_PAGES;
+        few && store::release_unused(self.cx.e) > 0
     }
 
     /// What the writer does, a page of it, while the next fault is awaited. Not where the page could have to wait for
     /// others to go on to a file.
     pub(crate) fn store_a_little(&self) {
-        if store::wanted(self.e) && !self.e.space.pool_over_share() {
-            store::write_some(self.e, 1, 1);
+        if store::wanted(self.cx.e) && !self.cx.e.space.pool_over_share() {
+            store::write_some(self.cx.e, 1, 1);
         }
     }
 
@@ -113,8 +153,8 @@ impl Pager {
     /// thread. As long as what was promised is not at stake, what it gives back is granted to the fault that waits.
     /// False: it is at stake, or nothing can be reclaimed, or a change of mappings has to be read first.
     pub(crate) fn reclaim_now(&mut self, vpn: Vpn, want: usize) -> bool {
-        let e = self.e;
-        if self.gives_back(want) || self.drop_one(Some(vpn)) || e.takes_what_is_given() {
+        let e = self.cx.e;
+        if self.gives_back(want) || self.cx.prefetch.drop_one(self.cx.e, Some(vpn)) || e.takes_what_is_given() {
             return true;
         }
         Stat::add(&e.stat.allocstall, 1);
@@ -123,7 +163,7 @@ impl Pager {
         let mut vain = None;
         for _ in 0..64 {
             // Nothing can be moved or placed before that has been read: the fault is served later.
-            if self.changing() {
+            if self.cx.changing() {
                 return false;
             }
             // While this thread is busy the program goes on to touch what it has mapped meanwhile.
@@ -157,7 +197,7 @@ impl Pager {
                     return false;
                 }
                 // Everything cached is in the writer's hands, or the pages left cannot be moved just now.
-                self.sleep(Some(100_000));
+                self.cx.sleep(Some(100_000));
             }
         }
         false
@@ -166,24 +206,24 @@ impl Pager {
     /// If there are frames that nobody needs for what is missing to `want` pages of room, gives them back. True: there
     /// is room, or some pages are granted.
     pub(crate) fn gives_back(&mut self, want: usize) -> bool {
-        let e = self.e;
+        let e = self.cx.e;
         // Where much is too much, many at a time.
         let at_stake = e.budget.over_limit() > e.budget.watermarks().low;
         let want = if at_stake { want.max(EVICT_BATCH) } else { want };
-        if self.room() + e.frames.worthless_count() < want {
+        if self.cx.room() + e.frames.worthless_count() < want {
             return false;
         }
         let released = store::release_unused(e);
         if e.budget.over_limit() <= e.budget.watermarks().low {
-            self.granted = released.min(want);
+            self.cx.granted = released.min(want);
         }
-        self.granted > 0 || self.room() > 0
+        self.cx.granted > 0 || self.cx.room() > 0
     }
 
     /// After a round in which `refused` pages could not be moved and none could: whether nobody has a page that could
     /// become a frame. Then to wait is of no use, and the budget gives way.
     fn is_nothing_left(&self, refused: usize) -> bool {
-        let e = self.e;
+        let e = self.cx.e;
         let (mapped, cached, ahead) = {
             let lru = lock(&e.lru);
             (lru.active_len(), lru.cached_len(), lru.ahead_len())
@@ -217,7 +257,7 @@ impl Pager {
 
     /// Whether pages that other processes have, too, stay in memory.
     fn keeps_shared(&self) -> bool {
-        let e = self.e;
+        let e = self.cx.e;
         if !e.budget.shares_much() || self.unshares_until.is_some_and(|until| until >= Instant::now()) {
             return false;
         }
@@ -232,7 +272,7 @@ impl Pager {
     /// # Errors
     /// None was moved; how many could not be.
     fn shrink_round(&mut self) -> Result<(), usize> {
-        let e = self.e;
+        let e = self.cx.e;
         let skipped = || e.stat.move_skipped.load(Relaxed);
         let first = skipped();
         let (cold, hot) = lock(&e.lru).active_lens();
@@ -266,7 +306,7 @@ impl Pager {
     }
 
     fn shrink_some(&mut self, of: Oldest, want: usize) -> usize {
-        let e = self.e;
+        let e = self.cx.e;
         let mut oldest = [0; EVICT_BATCH];
         let target = e.cached_target();
         let n = {
@@ -326,11 +366,11 @@ impl Pager {
     }
 
     fn is_mapped(&self, node: Node) -> bool {
-        matches!(self.e.table.state(node), State::Mapped(_))
+        matches!(self.cx.e.table.state(node), State::Mapped(_))
     }
 
     fn is_pinned(&self, vpn: Vpn) -> bool {
-        lock(&self.e.pinned).contains(&vpn)
+        lock(&self.cx.e.pinned).contains(&vpn)
     }
 
     /// Moves the run of pages at `vpn` into frames as far as it goes. Returns pages moved and pages dealt with (a page
@@ -344,14 +384,14 @@ impl Pager {
 
     /// The same for memory that may be written, if it may.
     pub(crate) fn move_writable_out(&mut self, vpn: Vpn, run: &[Node]) -> Option<(usize, usize)> {
-        let e = self.e;
-        let (first, got) = self.empty_frames(run.len())?;
+        let e = self.cx.e;
+        let (first, got) = self.cx.empty_frames(run.len())?;
         let src = vpn.addr();
         let mut unshared = false;
         let result = loop {
             // SAFETY: frames just taken are empty arena pages without references; src is the program's memory, into
             // which the engine holds no reference.
-            let (bytes, result) = unsafe { self.mm.move_pages(e.frames.addr(first), src, got * PAGE_SIZE, true) };
+            let (bytes, result) = unsafe { self.cx.mm.move_pages(e.frames.addr(first), src, got * PAGE_SIZE, true) };
             let done = bytes / PAGE_SIZE;
             if done > 0 {
                 self.now_cached(&run[..done], first);
@@ -371,7 +411,7 @@ impl Pager {
         };
         e.frames.put_empty(first, got);
         if result == Err(UffdError::Incompatible)
-            && let whole = self.in_one_mapping(vpn, got)
+            && let whole = self.cx.in_one_mapping(vpn, got)
             && whole < got
         {
             return self.move_writable_out(vpn, &run[..whole]);
@@ -383,7 +423,7 @@ impl Pager {
     }
 
     fn is_writable_code(&self, page: usize) -> bool {
-        self.mm.rights(page).is_some_and(Rights::is_writable_code)
+        self.cx.mm.rights(page).is_some_and(Rights::is_writable_code)
     }
 
     /// Copy-on-write after a fork is one reason why a page is busy; if it is not (pinned for I/O), the next try says
@@ -394,13 +434,13 @@ impl Pager {
         if self.keeps_shared() {
             return false;
         }
-        Stat::add(&self.e.stat.cow_unshared, 1);
-        self.mm.unshare(page).is_ok()
+        Stat::add(&self.cx.e.stat.cow_unshared, 1);
+        self.cx.mm.unshare(page).is_ok()
     }
 
     /// The first page of the run was not moved. As [`Pager::move_out`].
     pub(crate) fn refused(&mut self, vpn: Vpn, run: &[Node], result: Result<(), UffdError>) -> Option<(usize, usize)> {
-        let e = self.e;
+        let e = self.cx.e;
         let node = run[0];
         match result {
             Ok(()) | Err(UffdError::Retry | UffdError::Other(Errno::NOMEM)) => None,
@@ -424,13 +464,13 @@ impl Pager {
 
     /// How many pages of the run, from its start, are not `Mapped` any more; at least one, so that the caller advances.
     fn still_gone(&self, run: &[Node]) -> usize {
-        let gone = run.iter().take_while(|n| !matches!(self.e.table.state(**n), State::Mapped(_))).count();
+        let gone = run.iter().take_while(|n| !matches!(self.cx.e.table.state(**n), State::Mapped(_))).count();
         gone.max(1)
     }
 
     /// The pages of the run are in frames from `first` on now.
     pub(crate) fn now_cached(&self, run: &[Node], first: FrameNo) {
-        let e = self.e;
+        let e = self.cx.e;
         let mut lru = lock(&e.lru);
         for (node, f) in run.iter().zip(first.run(run.len())) {
             let entry = match e.table.state(*node) {

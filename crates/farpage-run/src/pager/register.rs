@@ -132,7 +132,7 @@ impl Pager {
     /// Adopts the mappings in `[start, end)` as they are at this moment: what the monitor saw may have been replaced,
     /// and a mapping must be registered whole.
     pub(crate) fn adopt_mappings(&mut self, start: usize, end: usize) {
-        let e = self.e;
+        let e = self.cx.e;
         if e.left_alone() {
             return;
         }
@@ -140,7 +140,7 @@ impl Pager {
         let mut at = start;
         let mut parts = Vec::new();
         while at < end {
-            let mapping = match self.mm.mapping_from(at) {
+            let mapping = match self.cx.mm.mapping_from(at) {
                 Ok(Some(found)) if found.start < end => found,
                 Ok(_) => return, // gone by now
                 Err(_) => Mapping { start: at, end, kind: Kind::Plain },
@@ -154,7 +154,7 @@ impl Pager {
             for &(s, t) in &parts {
                 if !self.is_refused(s, t) {
                     let room = match t == to {
-                        true => self.mm.free_until(to),
+                        true => self.cx.mm.free_until(to),
                         // All of it, because libc looks where its mapping starts (`pthread_getattr_np`). Its upper end
                         // stays.
                         false if is_stack => to,
@@ -165,7 +165,7 @@ impl Pager {
             }
             if is_stack
                 && !parts.is_empty()
-                && let Ok(Some(grown)) = self.mm.mapping_from(from - PAGE_SIZE)
+                && let Ok(Some(grown)) = self.cx.mm.mapping_from(from - PAGE_SIZE)
                 && grown.end == from
             {
                 // Just before it was registered: two mappings until this one is, too.
@@ -181,11 +181,11 @@ impl Pager {
     /// for the kernel, which then refuses to move or grow it.
     pub(crate) fn adopt(&mut self, start: usize, end: usize, room: usize) {
         let (first, last) = (Vpn::of(start), Vpn::of(end));
-        let new: Vec<(Vpn, Vpn)> = lock(&self.e.managed).gaps(first, last).collect();
+        let new: Vec<(Vpn, Vpn)> = lock(&self.cx.e.managed).gaps(first, last).collect();
         // What is known of this place may be of what was there before, if that is being told just now.
-        if new != [(first, last)] || self.order.names(start, end) {
-            if self.changing() {
-                self.add_fresh(start, end);
+        if new != [(first, last)] || self.cx.changes.order.names(start, end) {
+            if self.cx.changing() {
+                self.cx.changes.add_fresh(start, end);
                 return;
             }
             if new.is_empty() {
@@ -194,10 +194,10 @@ impl Pager {
         }
         // The same for the room: what is there by then may have taken the place of something that has yet to be told
         // of.
-        let room = if self.e.is_known(end, room) || self.order.names(end, room) { end } else { room };
-        let whole = self.mm.register(start, room - start);
+        let room = if self.cx.e.is_known(end, room) || self.cx.changes.order.names(end, room) { end } else { room };
+        let whole = self.cx.mm.register(start, room - start);
         let (room, result) = match whole {
-            Err(UffdError::Incompatible) => (end, self.mm.register(start, end - start)), // something else is there now
+            Err(UffdError::Incompatible) => (end, self.cx.mm.register(start, end - start)), // something else is there now
             other => (room, other),
         };
         match result {
@@ -216,19 +216,19 @@ impl Pager {
         // is mapped there next is not registered: it must not be taken for managed. (glibc's malloc maps twice what an
         // arena takes, unmaps what is too much, and puts the next arena there.) That is two mappings then, since only
         // one of them is registered.
-        let is_whole = match self.mm.mapping_from(start) {
+        let is_whole = match self.cx.mm.mapping_from(start) {
             Ok(found) => found.is_some_and(|found| found.start <= start && end <= found.end),
             Err(_) => true, // not to be asked by this kernel
         };
         // Asked after the mapping was looked at: if no change is pending now, none was then.
-        if !is_whole || self.changing() {
-            self.add_fresh(start, end);
+        if !is_whole || self.cx.changing() {
+            self.cx.changes.add_fresh(start, end);
             return;
         }
         // Only what was not managed before may have pages that are on no list.
         self.scans.extend(new);
-        lock(&self.e.managed).insert(first, last);
-        Stat::add(&self.e.stat.adopted_ranges, 1);
+        lock(&self.cx.e.managed).insert(first, last);
+        Stat::add(&self.cx.e.stat.adopted_ranges, 1);
     }
 
     /// Switches huge pages off in what was registered since the last call: the kernel would make one ready at each
@@ -237,7 +237,7 @@ impl Pager {
     /// threads).
     pub(crate) fn advise_adopted(&mut self) {
         for (start, end) in self.unadvised.drain(..) {
-            self.mm.no_huge_pages(start, end);
+            self.cx.mm.no_huge_pages(start, end);
         }
     }
 
@@ -245,12 +245,12 @@ impl Pager {
     /// hint only: a page that is gone by the time it is moved is noticed then.
     pub(crate) fn scan_step(&mut self) -> bool {
         let Some((first, last)) = self.scans.pop() else { return false };
-        let e = self.e;
+        let e = self.cx.e;
         let mut seen = 0;
         let mut next = last;
         let mut zeros = std::mem::take(&mut self.zeros);
-        let mut trace = self.trace.take();
-        let result = self.mm.runs_by_kind(first.addr(), last.addr(), &mut |start, end, kind| {
+        let mut trace = self.cx.trace.take();
+        let result = self.cx.mm.runs_by_kind(first.addr(), last.addr(), &mut |start, end, kind| {
             let (start, end) = (Vpn::of(start), Vpn::of(end));
             let stop = end.min(start + (SCAN_STEP - seen));
             match kind {
@@ -269,7 +269,7 @@ impl Pager {
             }
             seen < SCAN_STEP
         });
-        self.trace = trace;
+        self.cx.trace = trace;
         if let Err(error) = result {
             give_up("PAGEMAP_SCAN failed", error);
         }
@@ -287,7 +287,7 @@ impl Pager {
     /// memory and then writes it would grow without a fault that anybody sees. They read as zeros afterwards as before.
     /// A page that was written meanwhile has its content in the frame, and goes to the swap cache.
     fn take_out_zeros(&mut self, first: Vpn, last: Vpn) {
-        let e = self.e;
+        let e = self.cx.e;
         let mut at = first;
         while at < last {
             let known = |vpn: Vpn| e.table.node(vpn).is_some_and(|node| e.table.state(node) != State::None);
@@ -299,10 +299,11 @@ impl Pager {
             if !e.table.has_room(at, at + (run - 1)) {
                 break;
             }
-            let Some((frame, got)) = self.empty_frames(run) else { break };
+            let Some((frame, got)) = self.cx.empty_frames(run) else { break };
             // SAFETY: frames just taken are empty arena pages without references; the source is the program's memory,
             // into which the engine holds no reference.
-            let (bytes, result) = unsafe { self.mm.move_pages(e.frames.addr(frame), at.addr(), got * PAGE_SIZE, true) };
+            let (bytes, result) =
+                unsafe { self.cx.mm.move_pages(e.frames.addr(frame), at.addr(), got * PAGE_SIZE, true) };
             let done = bytes / PAGE_SIZE;
             e.frames.put_empty(frame + done, got - done);
             self.sort_out(at, frame, done);
@@ -322,7 +323,7 @@ impl Pager {
 
     /// `n` pages from `first` on were moved into frames: zero ones are dropped, the others are in the swap cache now.
     fn sort_out(&mut self, first: Vpn, frame: FrameNo, n: usize) {
-        let e = self.e;
+        let e = self.cx.e;
         let mut zeros = 0;
         for i in 0..n {
             let f = frame + i;
@@ -346,10 +347,10 @@ impl Pager {
 
     /// A page was found gone: brings the words around it up to date in one go.
     pub(crate) fn resync(&mut self, vpn: Vpn) {
-        let e = self.e;
+        let e = self.cx.e;
         let (first, last) = (leaf_start(vpn), leaf_end(vpn));
         let mut present = [false; LEAF_PAGES];
-        let result = self.mm.runs_by_kind(first.addr(), last.addr(), &mut |start, end, kind| {
+        let result = self.cx.mm.runs_by_kind(first.addr(), last.addr(), &mut |start, end, kind| {
             match kind {
                 PageKind::Guard => e.marked.store(true, SeqCst),
                 _ => present[Vpn::of(start) - first..Vpn::of(end) - first].fill(true),

@@ -17,9 +17,10 @@
 
 pub(crate) mod lists;
 
-use crate::pager::let_go::Step;
+use crate::pager::bring_in::Step;
+use crate::pager::cx::Fault;
 use crate::pager::robust::lists::NODES_MAX;
-use crate::pager::state::{Fault, Pager};
+use crate::pager::state::Pager;
 use crate::shared::page_table::State;
 use farpage_base::mem::units::Vpn;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -59,27 +60,27 @@ impl Pager {
     }
 
     fn is_out(&self, vpn: Vpn) -> bool {
-        let state = self.e.table.node(vpn).map(|node| self.e.table.state(node));
+        let state = self.cx.e.table.node(vpn).map(|node| self.cx.e.table.state(node));
         matches!(state, Some(State::Cached(_) | State::Writeback(_) | State::Swapped(_)))
     }
 
     /// Brings a page in at once. False: not now, but as soon as it can be.
     fn bring_back(&mut self, vpn: Vpn) -> bool {
-        let e = self.e;
+        let e = self.cx.e;
         for _ in 0..STORES {
             let Some(node) = e.table.node(vpn) else { return true };
-            match self.bring_in_some(vpn, vpn + 1, node) {
+            match self.cx.bring_in_some(vpn, vpn + 1, node) {
                 Step::Here(_) => {
                     // Like any other page that is there.
                     e.found_present(vpn);
                     return true;
                 }
-                Step::Later if self.changing() => break,
+                Step::Later if self.cx.changing() => break,
                 Step::Later => std::thread::sleep(NAP),
             }
         }
         let (addr, tid) = (vpn.addr(), 0);
-        self.waiting.push(Fault { addr, write: false, tid, since: Instant::now() });
+        self.cx.waiting.push(Fault { addr, write: false, tid, since: Instant::now() });
         false
     }
 }

@@ -7,6 +7,8 @@ use crate::cpus::affinity::{AdaptiveSpin, CpuAffinity};
 use crate::cpus::cpu_latency::CpuLatency;
 use crate::mappings::event_order::Order;
 use crate::mappings::grace_period::GracePeriod;
+use crate::pager::changes::Changes;
+use crate::pager::cx::Cx;
 use crate::pager::fault_threads::FaultThreads;
 use crate::pager::prefetch::windows::Prefetch;
 use crate::pager::readahead::Readahead;
@@ -112,25 +114,32 @@ impl Engine {
         self.wakeups.kick_fd.store(kick.as_raw_fd(), Ordering::Release);
         *lock(&self.discard_area) = Some(discard_area);
         Ok(Box::new(Pager {
-            e: self,
-            mm,
-            kick,
+            cx: Cx {
+                e: self,
+                mm,
+                kick,
+                filled: 0,
+                granted: 0,
+                serving: Vpn::default(),
+                guards: Vec::new(),
+                // SAFETY: zero bytes are a valid array of bytes. (It is too large for the stack.)
+                scratch: unsafe { Box::new_zeroed().assume_init() },
+                waiting: Vec::with_capacity(1024),
+                changes: Changes { order: Order::default(), grace_period: GracePeriod::new(proc), forks },
+                pending_frees: Vec::new(),
+                readahead: Readahead::new(readahead, self.conf.ram),
+                prefetch: Prefetch::default(),
+                trace,
+            },
             affinity: CpuAffinity::new(proc),
             spin: AdaptiveSpin::default(),
             cpu_latency: CpuLatency::new(self.conf.idle_poll, Instant::now()),
-            filled: 0,
             filled_before: 0,
             slot_hand: 0,
             unshares_until: None,
             idle_turns: 0,
-            granted: 0,
             noted: false,
-            serving: Vpn::default(),
-            guards: Vec::new(),
             zero_window: 1,
-            // SAFETY: zero bytes are a valid array of bytes. (It is too large for the stack.)
-            scratch: unsafe { Box::new_zeroed().assume_init() },
-            waiting: Vec::with_capacity(1024),
             reported: false,
             scans: Vec::new(),
             refused: Vec::new(),
@@ -141,19 +150,12 @@ impl Engine {
             alone: false,
             unadvised: Vec::new(),
             zeros: Vec::new(),
-            order: Order::default(),
-            grace_period: GracePeriod::new(proc),
-            pending_frees: Vec::new(),
             news: Vec::new(),
             put_off_since: None,
-            readahead: Readahead::new(readahead, self.conf.ram),
-            prefetch: Prefetch::default(),
             fault_threads: FaultThreads::default(),
             robust: RobustLists::new(proc, memory),
             zero_streams: Streams::new(),
             transit: Transit::Unwanted,
-            trace,
-            forks,
         }))
     }
 

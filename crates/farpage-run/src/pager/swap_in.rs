@@ -2,19 +2,17 @@
 //!
 //! Caller: `fault`, on the pager's thread. Locks: `lru`, `frame`, the devices'.
 
-use crate::pager::fault::run_around;
+use crate::pager::cx::Cx;
+use crate::pager::cx::Outcome;
+use crate::pager::cx::SCRATCH_PAGES;
 use crate::pager::prefetch::windows::Inflight;
+use crate::pager::readahead::run_around;
 use crate::pager::readahead::{Plan, bounds, pages_of, single};
-use crate::pager::state::Outcome;
-use crate::pager::state::Pager;
-use crate::pager::state::SCRATCH_PAGES;
-use crate::shared::lru::PageBatch;
 use crate::shared::page_table::State;
-use farpage_base::mem::lock::lock;
 use farpage_base::mem::units::{FrameNo, Page, Vpn};
 use farpage_base::sys::uffd::UffdError;
 use farpage_device::{Entry, LoadError};
-use farpage_ipc::stat::{EventKind, Stat};
+use farpage_ipc::stat::Stat;
 use farpage_swap::readahead::READAHEAD_MAX;
 use farpage_swap::readahead::{LIST_MAX, Window};
 use std::ops::Range;
@@ -39,7 +37,7 @@ fn list_of(vpn: Vpn, others: impl Iterator<Item = Vpn>) -> Vec<Vpn> {
     std::iter::once(vpn).chain(others).take(LIST_MAX).collect()
 }
 
-impl Pager {
+impl Cx {
     /// Brings a swapped page in, whose content is at `entry`, and what is to come with it.
     pub(crate) fn swap_in(&mut self, vpn: Vpn, entry: Entry, mapping: (Vpn, Vpn)) -> Outcome {
         let e = self.e;
@@ -48,7 +46,7 @@ impl Pager {
         }
         // What was read and is of no use, because the read failed or the page was changed, is not queued again.
         let mut at_once = false;
-        match self.inflight_with(vpn) {
+        match self.prefetch.inflight_with(self.e, vpn) {
             Inflight::None => {}
             Inflight::OnItsWay => return Outcome::Later,
             Inflight::Here(window) => {
@@ -85,7 +83,7 @@ impl Pager {
         let (low, high) = (low.max(mapping.0), high.min(mapping.1));
         let (start, end) = run_around(vpn, low, high, |v| e.table.swapped(v).is_some());
         if !at_once && self.submit_demand(vpn, (start, end), window) {
-            match self.inflight_with(vpn) {
+            match self.prefetch.inflight_with(self.e, vpn) {
                 // Nothing could be queued after all.
                 Inflight::Here(window) => {
                     if let Some(outcome) = self.swap_in_read(vpn, window, mapping) {
@@ -229,18 +227,6 @@ impl Pager {
         Outcome::Served
     }
 
-    /// A page that nobody has asked for stays in its frame until it is touched.
-    pub(crate) fn add_to_swap_cache(&self, vpn: Vpn, f: FrameNo, entry: Entry) {
-        let e = self.e;
-        let Some(node) = e.table.node(vpn) else {
-            e.frames.put_free(f, 1);
-            return;
-        };
-        e.frame_entries.set(f, Some(entry));
-        lock(&e.lru).cache_ahead(&e.table, node, f);
-        Stat::add(&e.stat.pswpin, 1);
-    }
-
     /// Loads and places up to `n` swapped pages from `vpn` on, as far as there is room. `wanted`: a thread waits for
     /// the first one.
     pub(crate) fn swap_in_run(&mut self, vpn: Vpn, n: usize, wanted: bool) -> Ran {
@@ -284,40 +270,5 @@ impl Pager {
             false => (loaded < n && loaded < got).then_some(None),
         };
         Ran { done: placed.done, stop }
-    }
-
-    /// The pages from `vpn` on are in the program now: words, lists, slots. `wanted`: a thread waits for the first one.
-    pub(crate) fn map_swapped_in(&mut self, vpn: Vpn, entries: &[Entry], wanted: bool) {
-        let e = self.e;
-        let mut kept = [None; READAHEAD_MAX as usize];
-        // For a page alone, the fault is what costs. A copy in the pool takes memory in which other pages could stay,
-        // and spares only that it is compressed again.
-        let may_cost = entries.len() > 1;
-        for (kept, entry) in kept.iter_mut().zip(entries) {
-            *kept = (e.clean.keep(&e.controls) && e.space.keep(*entry, may_cost)).then_some(*entry);
-        }
-        // One lot for all: what is read in one go stays or leaves in one go.
-        let nodes = |from: usize| (from..entries.len()).filter_map(|i| e.table.node(vpn + i));
-        let rank = lock(&e.lru).rank_together(&e.table, e.table.node(vpn), nodes(usize::from(wanted)));
-        let (mut touched, mut batch) = (None, PageBatch::ranked(rank));
-        for (i, kept) in kept[..entries.len()].iter().enumerate() {
-            let Some(node) = e.table.node(vpn + i) else { continue };
-            if wanted && i == 0 {
-                touched = Some((node, State::Mapped(*kept)));
-            } else {
-                batch.map(&e.table, node, State::Mapped(*kept));
-            }
-        }
-        let mut lru = lock(&e.lru);
-        lru.map_batch(&e.table, &mut batch);
-        if let Some((node, to)) = touched {
-            lru.map_refaulted(&e.table, node, to);
-        }
-        drop(lru);
-        for (entry, _) in entries.iter().zip(&kept).filter(|(_, kept)| kept.is_none()) {
-            e.free_entry(Some(*entry));
-        }
-        Stat::add(&e.stat.pswpin, entries.len() as u64);
-        e.stat.events.note(EventKind::Load, vpn.number(), entries.len());
     }
 }

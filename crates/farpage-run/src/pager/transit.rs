@@ -42,7 +42,7 @@ impl Pager {
         if self.transit != Transit::Unwanted {
             return self.transit == Transit::Open;
         }
-        let e = self.e;
+        let e = self.cx.e;
         let prepare = |part: Part, mm: &dyn AddressSpace| {
             let all = MprotectFlags::READ | MprotectFlags::WRITE | MprotectFlags::EXEC;
             // SAFETY: a part of the arena that holds nothing, and that only this file uses. In a forked child it may be
@@ -53,19 +53,19 @@ impl Pager {
             is_ours && allowed().is_ok() && mm.register(part.base, part.len).is_ok()
         };
         let waste = lock(&e.discard_area).as_ref().is_some_and(|discard_area| prepare(e.arena.waste, &**discard_area));
-        let open = waste && prepare(e.arena.transit, &*self.mm);
+        let open = waste && prepare(e.arena.transit, &*self.cx.mm);
         self.transit = if open { Transit::Open } else { Transit::Closed };
         open
     }
 
     /// As [`Pager::move_out`], for a run that may lie in executable memory.
     pub(crate) fn move_code_out(&mut self, vpn: Vpn, run: &[Node]) -> Option<(usize, usize)> {
-        let e = self.e;
-        let (first, n) = self.empty_frames(run.len().min(TRANSIT))?;
+        let e = self.cx.e;
+        let (first, n) = self.cx.empty_frames(run.len().min(TRANSIT))?;
         let (frames, transit, src) = (e.frames.addr(first), e.arena.transit.base, vpn.addr());
         // Before, so that nothing can fail once the pages are on their way.
         // SAFETY: empty frames of the arena, owned; the zeros are engine memory.
-        let (bytes, result) = unsafe { self.mm.copy_pages(frames, zero_pages(), n * PAGE_SIZE, true) };
+        let (bytes, result) = unsafe { self.cx.mm.copy_pages(frames, zero_pages(), n * PAGE_SIZE, true) };
         let made = bytes / PAGE_SIZE;
         e.budget.add(made as i64);
         e.frames.put_empty(first + made, n - made);
@@ -77,7 +77,7 @@ impl Pager {
             let left = made * PAGE_SIZE - bytes;
             // SAFETY: the transit part is empty from there on, and this file's; src is the program's memory, into which
             // the engine holds no reference.
-            let (moved, stop) = unsafe { self.mm.move_pages(transit + bytes, src + bytes, left, true) };
+            let (moved, stop) = unsafe { self.cx.mm.move_pages(transit + bytes, src + bytes, left, true) };
             bytes += moved;
             result = stop;
             if result == Err(UffdError::Busy) && unshared != bytes && self.unshare(src + bytes) {
@@ -100,7 +100,7 @@ impl Pager {
 
     /// Gives the first `n` pages of the transit part back to the kernel.
     fn empty_transit(&mut self, n: usize) {
-        let e = self.e;
+        let e = self.cx.e;
         let discard_area = lock(&e.discard_area);
         let (waste, transit) = (e.arena.waste.base, e.arena.transit.base);
         let mut done = 0;
@@ -113,7 +113,7 @@ impl Pager {
             done += bytes / PAGE_SIZE;
             if stop == Err(UffdError::Retry) && since.elapsed() < FORK_MAX {
                 // A fork that is told, of another thread's: until its message is read, and while it copies.
-                self.hear_forks(None);
+                self.cx.changes.hear_forks(self.cx.e, None);
                 std::thread::sleep(NAP);
             } else {
                 tries += 1;

@@ -4,7 +4,7 @@
 
 use super::windows::{ALL_MAX, Asked, COMPRESSED_DEPTH, EPOCH, PrefetchWindow, TRY_OFTEN, WINDOW_MIN, WINDOWS_MAX};
 use crate::cpus::ab_trial::Trial;
-use crate::pager::state::Pager;
+use crate::pager::cx::Cx;
 use farpage_base::mem::units::Page;
 use farpage_base::mem::units::{FrameNo, Vpn};
 use farpage_device::Entry;
@@ -24,7 +24,7 @@ fn clear_of(vpn: Vpn, (start, end): (Vpn, Vpn), windows: impl Iterator<Item = (V
     })
 }
 
-impl Pager {
+impl Cx {
     /// Has the window behind `served` read if the stream is sure enough. `stream`: the window that
     /// was just brought in, as it was asked for.
     pub(crate) fn read_next(&mut self, mapping: (Vpn, Vpn), served: (Vpn, Vpn), stream: readahead::Window) {
@@ -65,7 +65,7 @@ impl Pager {
                 true => far < depth,
                 false => far < COMPRESSED_DEPTH && self.decompressor_pays(),
             };
-        if !wanted || (in_advance >= WINDOWS_MAX && !self.drop_one(None)) {
+        if !wanted || (in_advance >= WINDOWS_MAX && !self.prefetch.drop_one(self.e, None)) {
             return None;
         }
         let (frame, n) = match self.buffer_frames(n, n) {
@@ -94,7 +94,7 @@ impl Pager {
         if !crowded || !queued() {
             return false;
         }
-        if self.prefetch.windows.len() >= ALL_MAX && !self.drop_one(None) {
+        if self.prefetch.windows.len() >= ALL_MAX && !self.prefetch.drop_one(self.e, None) {
             return false;
         }
         let windows = self.prefetch.windows.iter().map(PrefetchWindow::pages);
@@ -124,7 +124,7 @@ impl Pager {
         drop(pages);
         self.prefetch.windows.push(PrefetchWindow { tag, start, entries, frame, loaded: None, ticket: None, asked });
         if let Submitted::Done(arrived) = submitted {
-            self.note_arrived(arrived);
+            self.prefetch.note_arrived(arrived);
         }
     }
 
@@ -134,7 +134,7 @@ impl Pager {
         let e = self.e;
         let entries = self.mark(start, n);
         let ticket = e.decompressor.post(&entries, frame).or_else(|| {
-            self.reap();
+            self.prefetch.reap(self.e);
             e.decompressor.post(&entries, frame)
         });
         let Some(ticket) = ticket else {

@@ -4,9 +4,10 @@
 
 use crate::cpus::ab_trial::Trial;
 use crate::shared::board::Ticket;
+use crate::shared::state::Engine;
 use farpage_base::mem::units::{FrameNo, Vpn};
 use farpage_device::Entry;
-use farpage_device::read_queue::ReadQueue;
+use farpage_device::read_queue::{Arrived, ReadQueue};
 use farpage_swap::readahead;
 use std::time::{Duration, Instant};
 
@@ -112,5 +113,77 @@ impl Prefetch {
     /// Whether the page is being read by the queue and is not there yet, as far as is known.
     pub(crate) fn is_on_its_way(&self, vpn: Vpn) -> bool {
         self.windows.iter().any(|w| w.has(vpn) && w.loaded.is_none() && w.ticket.is_none())
+    }
+
+    /// Whether the page is in a window that was read in advance, and how far that is.
+    pub(crate) fn inflight_with(&mut self, e: &Engine, vpn: Vpn) -> Inflight {
+        let Some(mut at) = self.windows.iter().position(|w| w.has(vpn)) else { return Inflight::None };
+        if let Some(ticket) = self.windows[at].ticket.take() {
+            let window = &mut self.windows[at];
+            window.loaded = Some(e.decompressor.take_over(&e.space, &e.frames, ticket, window.entries.len()));
+        }
+        if self.windows[at].loaded.is_none() {
+            self.reap(e);
+            match self.windows.iter().position(|w| w.has(vpn)) {
+                Some(i) if self.windows[i].loaded.is_none() => {
+                    if self.windows[i].asked.is_none() {
+                        self.depth = (self.depth + 1).min(DEPTH_MAX);
+                    }
+                    return Inflight::OnItsWay;
+                }
+                Some(i) => at = i,
+                None => return Inflight::None,
+            }
+        }
+        Inflight::Here(self.windows.swap_remove(at))
+    }
+
+    /// Books what has arrived.
+    pub(crate) fn reap(&mut self, e: &Engine) {
+        while let Some(arrived) = self.queue.next(&e.space) {
+            self.note_arrived(arrived);
+        }
+        for window in &mut self.windows {
+            if let Some(ticket) = window.ticket.take_if(|ticket| e.decompressor.is_over(ticket)) {
+                window.loaded = Some(e.decompressor.take_over(&e.space, &e.frames, ticket, window.entries.len()));
+            }
+        }
+    }
+
+    pub(super) fn note_arrived(&mut self, arrived: Arrived) {
+        if let Some(window) = self.windows.iter_mut().find(|w| w.tag == arrived.tag) {
+            window.loaded = Some(arrived.loaded);
+        }
+    }
+
+    /// Drops the oldest window that is not on its way from a file, but not one with the page `wanted`; first those that
+    /// nobody has asked for.
+    pub(crate) fn drop_one(&mut self, e: &Engine, wanted: Option<Vpn>) -> bool {
+        self.reap(e);
+        let is_idle = |w: &PrefetchWindow| w.loaded.is_some() || w.ticket.is_some();
+        let windows = self.windows.iter().enumerate();
+        let idle = windows.filter(|(_, w)| is_idle(w) && !wanted.is_some_and(|vpn| w.has(vpn)));
+        let Some((at, _)) = idle.min_by_key(|(_, w)| (w.asked.is_some(), w.tag)) else { return false };
+        let window = self.windows.swap_remove(at);
+        self.throw_away(e, window);
+        true
+    }
+
+    /// Waits for what is on its way and drops all: nothing is read any more, no frame is kept.
+    pub(crate) fn land_all(&mut self, e: &Engine) {
+        while let Some(arrived) = self.queue.wait(&e.space) {
+            self.note_arrived(arrived);
+        }
+        while let Some(window) = self.windows.pop() {
+            self.throw_away(e, window);
+        }
+    }
+
+    /// Frees the frames of a window that is not on its way from a file.
+    pub(super) fn throw_away(&self, e: &Engine, window: PrefetchWindow) {
+        if let Some(ticket) = window.ticket {
+            e.decompressor.take_back(ticket);
+        }
+        e.frames.put_free(window.frame, window.entries.len());
     }
 }
