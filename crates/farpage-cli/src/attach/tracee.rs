@@ -16,6 +16,7 @@ use super::filter::Filter;
 use super::memory::Memory;
 use super::stops::{Stop, deliver, get_filter, get_registers, ptrace, waited};
 use crate::failure::{Failure, OrCannot, Result, why};
+use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 use std::io;
 use std::mem::size_of;
 use std::ptr::null_mut;
@@ -35,6 +36,8 @@ const TEXT_BYTES: usize = 64 << 10;
 const REPLY_BYTES: usize = 64;
 /// How long a stop is waited for.
 const STOP_MAX: Duration = Duration::from_secs(5);
+/// Between two looks at a thread that is to stop.
+const LOOK: Duration = Duration::from_micros(20);
 /// How long a function may take. It may wait for locks that other threads hold.
 const CALL_MAX: Duration = Duration::from_secs(30);
 
@@ -76,35 +79,27 @@ pub struct Tracee<'a> {
     stops: bool,
     /// Signals that this command leaves for later.
     _held: Held,
-    /// It has become another program, or is gone: there is nothing to put back.
+    /// There is nothing to put back: it has become another program, or is gone, or this has not come so far.
     is_lost: bool,
     /// What it has made last.
     made: Option<i32>,
 }
 
 /// The signals that would end this command or stop it wait while this lives: the thread must be given back.
-struct Held(libc::sigset_t);
+struct Held(SigSet);
 
 impl Held {
     fn new() -> Held {
-        // SAFETY: sets of ours, filled before they are read.
-        unsafe {
-            let mut set = std::mem::zeroed();
-            let mut before = std::mem::zeroed();
-            libc::sigemptyset(&mut set);
-            for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT, libc::SIGPIPE, libc::SIGTSTP] {
-                libc::sigaddset(&mut set, signal);
-            }
-            libc::sigprocmask(libc::SIG_BLOCK, &set, &mut before);
-            Held(before)
-        }
+        use Signal::{SIGHUP, SIGINT, SIGPIPE, SIGQUIT, SIGTERM, SIGTSTP};
+        let set = SigSet::from_iter([SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGPIPE, SIGTSTP]);
+        // It fails for no set.
+        Held(set.thread_swap_mask(SigmaskHow::SIG_BLOCK).unwrap_or_else(|_| SigSet::empty()))
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        // SAFETY: as it was.
-        unsafe { libc::sigprocmask(libc::SIG_SETMASK, &self.0, null_mut()) };
+        let _ = self.0.thread_set_mask();
     }
 }
 
@@ -134,67 +129,63 @@ impl<'a> Tracee<'a> {
         instruction: usize,
         is_safe: impl FnOnce(&libc::user_regs_struct) -> bool,
     ) -> std::result::Result<Tracee<'a>, Refused> {
-        let held = Held::new();
+        let mut tracee = Tracee::traced(memory, tid, instruction);
         ptrace(libc::PTRACE_SEIZE, tid, 0, OPTIONS as usize).map_err(|error| match error.raw_os_error() {
             Some(libc::ESRCH) => Refused::Gone,
             _ => Refused::Failed(not_allowed(tid, &error)),
         })?;
-        let since = Instant::now();
-        let detach = |refused| {
-            let _ = ptrace(libc::PTRACE_DETACH, tid, 0, 0);
-            refused
-        };
+        ptrace(libc::PTRACE_INTERRUPT, tid, 0, 0).map_err(|_| Refused::Gone)?;
         let failed = |error: io::Error| Refused::Failed(cannot(tid, "stop", &error));
-        ptrace(libc::PTRACE_INTERRUPT, tid, 0, 0).map_err(|_| detach(Refused::Gone))?;
         loop {
             match waited(tid).map_err(failed)? {
                 Some(Stop::Event) => break,
-                Some(Stop::Gone | Stop::Exec | Stop::Group) => return Err(detach(Refused::Gone)),
+                Some(Stop::Gone | Stop::Exec | Stop::Group) => return Err(Refused::Gone),
                 // A signal was on its way: it is delivered, as it would have been.
                 Some(Stop::Signal(_) | Stop::Fatal | Stop::Syscall | Stop::Clone(_)) => deliver(tid).map_err(failed)?,
                 // It is in the kernel, and cannot be interrupted there.
-                None if since.elapsed() > STOP_MAX => return Err(Refused::Gone),
-                None => std::thread::sleep(Duration::from_micros(20)),
+                None if tracee.since.elapsed() > STOP_MAX => return Err(Refused::Gone),
+                None => std::thread::sleep(LOOK),
             }
         }
-        let registers = get_registers(tid).map_err(failed)?;
+        tracee.registers = get_registers(tid).map_err(failed)?;
         // The memory that is open is that of the program which was looked at. Where that has become another one, it
         // cannot be read any more; from here on it cannot.
         if memory.read(instruction, &mut [0]).is_err() {
-            return Err(detach(Refused::Gone));
+            return Err(Refused::Gone);
         }
-        if !is_safe(&registers) {
-            return Err(detach(Refused::Unsafe));
+        if !is_safe(&tracee.registers) {
+            return Err(Refused::Unsafe);
         }
-        let mut state = vec![0u8; XSTATE_BYTES];
-        let mut vector = libc::iovec { iov_base: state.as_mut_ptr().cast(), iov_len: state.len() };
-        ptrace(libc::PTRACE_GETREGSET, tid, NT_X86_XSTATE, &raw mut vector as usize).map_err(failed).map_err(detach)?;
-        let len = vector.iov_len;
-        state.truncate(len);
-        let mut mask = 0u64;
-        ptrace(libc::PTRACE_GETSIGMASK, tid, size_of::<u64>(), &raw mut mask as usize)
-            .map_err(failed)
-            .map_err(detach)?;
-        let all = u64::MAX;
-        ptrace(libc::PTRACE_SETSIGMASK, tid, size_of::<u64>(), &raw const all as usize)
-            .map_err(failed)
-            .map_err(detach)?;
-        Ok(Tracee {
+        tracee.state = vec![0u8; XSTATE_BYTES];
+        let mut vector = libc::iovec { iov_base: tracee.state.as_mut_ptr().cast(), iov_len: XSTATE_BYTES };
+        ptrace(libc::PTRACE_GETREGSET, tid, NT_X86_XSTATE, &raw mut vector as usize).map_err(failed)?;
+        tracee.state.truncate(vector.iov_len);
+        let (mask, all) = (&raw mut tracee.mask as usize, u64::MAX);
+        ptrace(libc::PTRACE_GETSIGMASK, tid, size_of::<u64>(), mask).map_err(failed)?;
+        ptrace(libc::PTRACE_SETSIGMASK, tid, size_of::<u64>(), &raw const all as usize).map_err(failed)?;
+        tracee.is_lost = false;
+        Ok(tracee)
+    }
+
+    /// Of a thread that is let go as it is, as long as nothing is known of it that could be put back.
+    fn traced(memory: &'a Memory, tid: i32, instruction: usize) -> Tracee<'a> {
+        Tracee {
             memory,
             tid,
-            registers,
-            state,
-            mask,
+            // SAFETY: plain numbers.
+            registers: unsafe { std::mem::zeroed() },
+            state: Vec::new(),
+            mask: 0,
             instruction,
             scratch: None,
-            since,
+            since: Instant::now(),
             is_stopped: true,
             descriptors: Vec::new(),
             stops: false,
-            _held: held,
-            is_lost: false,
+            _held: Held::new(),
+            is_lost: true,
             made: None,
-        })
+        }
     }
 
     /// Its number.
@@ -235,14 +226,26 @@ impl<'a> Tracee<'a> {
         Err(Failure::new(format!("thread {} ended, or became another program, meanwhile", self.tid)))
     }
 
+    /// A request of `ptrace`, by which `what` is done to the thread.
+    fn request(&self, what: &str, request: u32, address: usize, data: usize) -> Result<()> {
+        ptrace(request, self.tid, address, data).map_err(|error| cannot(self.tid, what, &error))
+    }
+
+    fn go(&self, request: u32) -> Result<()> {
+        self.request("continue", request, 0, 0)
+    }
+
+    fn waited(&self) -> Result<Option<Stop>> {
+        waited(self.tid).map_err(|error| cannot(self.tid, "wait for", &error))
+    }
+
     fn set_registers(&self, registers: &libc::user_regs_struct) -> Result<()> {
-        let at = std::ptr::from_ref(registers) as usize;
-        ptrace(libc::PTRACE_SETREGS, self.tid, 0, at).map_err(|error| cannot(self.tid, "set registers of", &error))
+        self.request("set registers of", libc::PTRACE_SETREGS, 0, std::ptr::from_ref(registers) as usize)
     }
 
     /// Goes on by `request` to the next stop of the wanted kind.
     fn go_on(&mut self, request: u32, is_wanted: impl Fn(&Stop) -> bool) -> Result<()> {
-        ptrace(request, self.tid, 0, 0).map_err(|error| cannot(self.tid, "continue", &error))?;
+        self.go(request)?;
         self.await_stop(request, is_wanted)
     }
 
@@ -250,20 +253,19 @@ impl<'a> Tracee<'a> {
     fn await_stop(&mut self, request: u32, is_wanted: impl Fn(&Stop) -> bool) -> Result<()> {
         let since = Instant::now();
         loop {
-            let stop = waited(self.tid).map_err(|error| cannot(self.tid, "wait for", &error))?;
-            match stop {
+            match self.waited()? {
                 Some(Stop::Gone | Stop::Exec) => return self.lost(),
                 Some(stop) if is_wanted(&stop) => return Ok(()),
                 Some(Stop::Fatal) => return Err(Failure::new(FATAL)),
                 Some(stop) => {
                     self.note(&stop);
-                    ptrace(request, self.tid, 0, 0).map_err(|error| cannot(self.tid, "continue", &error))?;
+                    self.go(request)?;
                 }
                 None if since.elapsed() > STOP_MAX => {
                     self.is_lost = true;
                     return Err(Failure::new(format!("thread {} cannot be stopped", self.tid)));
                 }
-                None => std::thread::sleep(Duration::from_micros(20)),
+                None => std::thread::sleep(LOOK),
             }
         }
     }
@@ -323,11 +325,11 @@ impl<'a> Tracee<'a> {
         // Shared memory is not the engine's, which may run before the call has returned.
         let shared = (libc::MAP_SHARED | libc::MAP_ANONYMOUS) as usize;
         let writable = (libc::PROT_READ | libc::PROT_WRITE) as usize;
-        let failed = |error| Failure::new(format!("cannot map memory in the process: {}", why(&error)));
+        const MAP: &str = "map memory in the process";
         let arguments = |bytes| [0, bytes, writable, shared, usize::MAX, 0];
-        let at = self.syscall(libc::SYS_mmap, arguments(SCRATCH_BYTES))?.map_err(failed)?;
+        let at = self.syscall(libc::SYS_mmap, arguments(SCRATCH_BYTES))?.or_cannot(MAP)?;
         self.scratch = Some(Scratch { at, code: at });
-        let code = self.syscall(libc::SYS_mmap, arguments(PAGE))?.map_err(failed)?;
+        let code = self.syscall(libc::SYS_mmap, arguments(PAGE))?.or_cannot(MAP)?;
         self.scratch = Some(Scratch { at, code });
         self.memory.write(code, &CALL)?;
         let protection = (libc::PROT_READ | libc::PROT_EXEC) as usize;
@@ -380,13 +382,11 @@ impl<'a> Tracee<'a> {
         // From here it goes on by itself: out of a stop in which registers are as they are.
         self.event_stop()?;
         self.set_registers(&registers)?;
-        ptrace(libc::PTRACE_CONT, self.tid, 0, 0).map_err(|error| cannot(self.tid, "continue", &error))?;
+        self.go(libc::PTRACE_CONT)?;
         self.is_stopped = false;
         let since = Instant::now();
-        let tid = self.tid;
-        let failed = |error: io::Error| cannot(tid, "wait for", &error);
         loop {
-            match waited(tid).map_err(failed)? {
+            match self.waited()? {
                 Some(Stop::Gone | Stop::Exec) => return self.lost(),
                 Some(Stop::Fatal) => {
                     self.is_stopped = true;
@@ -394,7 +394,7 @@ impl<'a> Tracee<'a> {
                 }
                 Some(stop) => {
                     self.note(&stop);
-                    ptrace(libc::PTRACE_CONT, self.tid, 0, 0).map_err(|error| cannot(self.tid, "continue", &error))?;
+                    self.go(libc::PTRACE_CONT)?;
                 }
                 None => {}
             }
@@ -412,11 +412,10 @@ impl<'a> Tracee<'a> {
 
     /// Stops it where the kernel looks for signals: from there it can begin a system call again.
     fn event_stop(&mut self) -> Result<()> {
-        let failed = |tid: i32, error: io::Error| cannot(tid, "stop", &error);
-        ptrace(libc::PTRACE_INTERRUPT, self.tid, 0, 0).map_err(|error| failed(self.tid, error))?;
+        self.request("stop", libc::PTRACE_INTERRUPT, 0, 0)?;
         if self.is_stopped {
             // It goes on to the other stop.
-            ptrace(libc::PTRACE_CONT, self.tid, 0, 0).map_err(|error| failed(self.tid, error))?;
+            self.request("stop", libc::PTRACE_CONT, 0, 0)?;
         }
         // Where the process has been told to stop, the same stop is called after that signal.
         self.await_stop(libc::PTRACE_CONT, |stop| matches!(stop, Stop::Event | Stop::Group))?;
@@ -436,11 +435,10 @@ impl<'a> Tracee<'a> {
         let registers = self.registers;
         self.set_registers(&registers)?;
         let mut vector = libc::iovec { iov_base: self.state.as_mut_ptr().cast(), iov_len: self.state.len() };
-        let failed = |error: io::Error| cannot(self.tid, "put back", &error);
-        ptrace(libc::PTRACE_SETREGSET, self.tid, NT_X86_XSTATE, &raw mut vector as usize).map_err(failed)?;
-        let mask = self.mask;
-        ptrace(libc::PTRACE_SETSIGMASK, self.tid, size_of::<u64>(), &raw const mask as usize).map_err(failed)?;
-        ptrace(libc::PTRACE_DETACH, self.tid, 0, 0).map_err(failed)
+        let (vector, mask) = (&raw mut vector as usize, &raw const self.mask as usize);
+        self.request("put back", libc::PTRACE_SETREGSET, NT_X86_XSTATE, vector)?;
+        self.request("put back", libc::PTRACE_SETSIGMASK, size_of::<u64>(), mask)?;
+        self.request("put back", libc::PTRACE_DETACH, 0, 0)
     }
 }
 

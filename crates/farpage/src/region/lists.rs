@@ -114,7 +114,11 @@ impl PageLists {
     /// What tells how long a page was away. For the thread that has it busy: the page's shadow is not younger.
     pub fn ages(&self) -> Ages {
         let l = &self.lengths;
-        Ages { departures: l.departures.load(Relaxed), pages: l.pages.load(Relaxed), saturated: l.saturated.load(Relaxed) }
+        Ages {
+            departures: l.departures.load(Relaxed),
+            pages: l.pages.load(Relaxed),
+            saturated: l.saturated.load(Relaxed),
+        }
     }
 
     /// Pages present in regions, as of the last change.

@@ -3,12 +3,12 @@
 //!
 //! Caller: [`crate::attach::userfaultfds`]. No locks.
 
-use super::{CLONE_AT, Held, OPTIONS, STOP_MAX, Tracee, cannot};
+use super::{CLONE_AT, LOOK, OPTIONS, STOP_MAX, Tracee, cannot};
 use crate::attach::stops::{Stop, ptrace, waited};
 use crate::attach::target::Target;
 use crate::failure::{Result, why};
 use std::ops::{Deref, DerefMut};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// See the module header. It ends when this is dropped.
 pub struct Helper<'h, 'a> {
@@ -38,22 +38,8 @@ impl<'h, 'a> Helper<'h, 'a> {
             made?.map_err(failed)?;
             return Err(failed(std::io::ErrorKind::NotFound.into()));
         };
-        let tracee = Tracee {
-            memory: maker.memory,
-            tid,
-            registers: maker.registers,
-            state: Vec::new(),
-            mask: maker.mask,
-            instruction: maker.instruction,
-            scratch: maker.scratch,
-            since: Instant::now(),
-            is_stopped: true,
-            descriptors: Vec::new(),
-            stops: false,
-            _held: Held::new(),
-            is_lost: true,
-            made: None,
-        };
+        let mut tracee = Tracee::traced(maker.memory, tid, maker.instruction);
+        (tracee.registers, tracee.scratch) = (maker.registers, maker.scratch);
         let mut helper = Helper { maker, tracee, number: None };
         helper.number = Some(made?.map_err(failed)?);
         let since = Instant::now();
@@ -63,7 +49,7 @@ impl<'h, 'a> Helper<'h, 'a> {
                 Some(Stop::Gone) => return Err(failed(std::io::ErrorKind::NotFound.into())),
                 Some(_) => ptrace(libc::PTRACE_CONT, tid, 0, 0).map_err(|error| cannot(tid, "continue", &error))?,
                 None if since.elapsed() > STOP_MAX => return Err(failed(std::io::ErrorKind::TimedOut.into())),
-                None => std::thread::sleep(Duration::from_micros(20)),
+                None => std::thread::sleep(LOOK),
             }
         }
         // It must not outlive this command.
@@ -100,7 +86,7 @@ impl Drop for Helper<'_, '_> {
             if since.elapsed() > STOP_MAX {
                 return; // it ends when the kernel lets it
             }
-            std::thread::sleep(Duration::from_micros(20));
+            std::thread::sleep(LOOK);
         }
         if let Some(number) = self.number {
             let wait = [number, 0, (libc::__WALL | libc::WNOHANG) as usize, 0, 0, 0];
