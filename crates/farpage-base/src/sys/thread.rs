@@ -172,7 +172,7 @@ fn sigprocmask(set: &u64, old: &mut u64) -> Result<(), Errno> {
 
 /// To be called first in an engine thread: name, short time slice (so that it is put on the CPU soon after a
 /// wake-up; the kernel's EEVDF scheduler takes a smaller slice as "needs little, often"). Best effort.
-pub fn settle(name: &[u8]) {
+pub fn begin_thread(name: &[u8]) {
     set_name(name);
     prefer_short_slices();
 }

@@ -33,7 +33,7 @@ use farpage_base::sys::futex;
 use farpage_base::sys::message::{message, warn};
 use farpage_base::sys::privilege::Privileges;
 use farpage_base::sys::proc::{Proc, Reach, reach, stack_start};
-use farpage_base::sys::thread::{close_all_but, exit_thread, settle};
+use farpage_base::sys::thread::{begin_thread, close_all_but, exit_thread};
 use farpage_ipc::stat::StatPage;
 use farpage_swap::PAGE_SIZE;
 use rustix::fd::{FromRawFd, OwnedFd, RawFd};
@@ -60,7 +60,7 @@ pub struct Monitor {
 
 /// The entry of an engine's first thread.
 pub(crate) extern "C" fn first(plan: usize) -> ! {
-    settle(farpage_ipc::stat::THREAD_NAME.as_bytes());
+    begin_thread(farpage_ipc::stat::THREAD_NAME.as_bytes());
     // SAFETY: spawn_first passed the address of the plan, which is never freed.
     let plan: &'static StartPlan = unsafe { &*(plan as *const StartPlan) };
     close_program_files(plan.descriptors());
@@ -97,7 +97,7 @@ fn make(plan: &'static StartPlan) -> Result<Monitor, StartError> {
 
 /// The entry of the first thread in a child of a process whose engine managed memory.
 pub(crate) extern "C" fn main(engine: usize) -> ! {
-    settle(farpage_ipc::stat::THREAD_NAME.as_bytes());
+    begin_thread(farpage_ipc::stat::THREAD_NAME.as_bytes());
     // SAFETY: spawn passed the address of the engine, which is never freed.
     let e: &'static Engine = unsafe { &*(engine as *const Engine) };
     close_program_files([Some(e.fork.inherited_end()).filter(|fd| *fd >= 0)]);

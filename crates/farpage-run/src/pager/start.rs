@@ -27,7 +27,7 @@ use farpage_base::mem::units::Vpn;
 use farpage_base::sys::message::warn;
 use farpage_base::sys::proc::Proc;
 use farpage_base::sys::raw::{Errno, ErrnoText};
-use farpage_base::sys::thread::{Start, settle};
+use farpage_base::sys::thread::{Start, begin_thread};
 use farpage_base::sys::uffd::{FEATURES, FEATURES_QUIET, Uffd};
 use farpage_swap::PAGE_SIZE;
 use farpage_swap::readahead::{Rule, Streams, Tuning};
@@ -217,7 +217,7 @@ impl Engine {
 }
 
 extern "C" fn main(pager: usize) -> ! {
-    settle(THREAD_NAME);
+    begin_thread(THREAD_NAME);
     // SAFETY: `run_pager` passed a box's pointer, and keeps none.
     let mut pager = unsafe { Box::from_raw(pager as *mut Pager) };
     loop {

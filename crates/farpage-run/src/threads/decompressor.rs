@@ -6,7 +6,7 @@ use crate::shared::board::{NEVER, NONE, RUNS};
 use crate::shared::stacks::DECOMPRESSOR;
 use crate::shared::state::Engine;
 use farpage_base::sys::futex;
-use farpage_base::sys::thread::{Start, allowed_cpus, run_on_any, settle};
+use farpage_base::sys::thread::{Start, allowed_cpus, begin_thread, run_on_any};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 impl Engine {
@@ -33,7 +33,7 @@ impl Engine {
 }
 
 extern "C" fn main(engine: usize) -> ! {
-    settle(b"farpage-decomp");
+    begin_thread(b"farpage-decomp");
     // SAFETY: spawn passed the address of the engine, which is never freed.
     let e: &'static Engine = unsafe { &*(engine as *const Engine) };
     let board = &e.decompressor;

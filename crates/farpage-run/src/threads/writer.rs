@@ -8,7 +8,7 @@ use crate::shared::state::Engine;
 use crate::store::{WRITE_BATCH, queued_batch, wanted, write_some};
 use farpage_base::mem::lock::lock;
 use farpage_base::sys::futex;
-use farpage_base::sys::thread::{exit_thread, settle};
+use farpage_base::sys::thread::{begin_thread, exit_thread};
 use std::sync::atomic::Ordering::Acquire;
 
 /// Slots of discarded pages freed per turn.
@@ -21,7 +21,7 @@ const COMPACT_A_TURN: usize = 256;
 const IDLE_TURNS: u32 = 100;
 
 pub(crate) extern "C" fn main(engine: usize) -> ! {
-    settle(b"farpage-writer");
+    begin_thread(b"farpage-writer");
     // SAFETY: spawn passed the address of the engine, which is never freed.
     let e: &'static Engine = unsafe { &*(engine as *const Engine) };
     let mut idle = 0u32;
