@@ -3,7 +3,7 @@
 //! Callers: the initialiser, forked children. No locks.
 
 use super::strangers;
-use super::{Member, MemberKind, SEGMENT, Segment, inherited, open, own_namespace, segment, settle_at};
+use super::{Member, MemberKind, SEGMENT, Segment, inherited, open, own_namespace, segment, set_place};
 use farpage_base::sys::clock::now_us;
 use rustix::fd::BorrowedFd;
 use std::sync::atomic::Ordering::SeqCst;
@@ -28,7 +28,7 @@ pub fn join() -> bool {
         segment.members[place].claim.begin();
         segment.members[place].begin(pid, namespace, MemberKind::Dormant);
     }
-    settle_at(before.or_else(|| take(segment, pid, namespace)), pid)
+    set_place(before.or_else(|| take(segment, pid, namespace)), pid)
 }
 
 /// In a forked child: its parent's place is not its own. Takes one; false: none is free.
@@ -43,7 +43,7 @@ pub fn fork_child() -> bool {
     if let Some(parent) = super::place() {
         let _ = parent.unborn.fetch_update(SeqCst, SeqCst, |unborn| unborn.checked_sub(1));
     }
-    settle_at(place, pid)
+    set_place(place, pid)
 }
 
 /// Takes a free place. A shell's children end without a word, and perhaps no process has an engine to look for them.

@@ -229,7 +229,7 @@ pub fn inherited() -> Option<(RawFd, FileId)> {
     file.is_at(fd).then_some((fd, file))
 }
 
-fn settle_at(place: Option<usize>, pid: u32) -> bool {
+fn set_place(place: Option<usize>, pid: u32) -> bool {
     MINE.store(place.map_or(0, |place| place as u32 + 1), SeqCst);
     HOME.store(pid, SeqCst);
     place.is_some()

@@ -100,7 +100,7 @@ fn becomes(loads: bool) -> MemberKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Watch {
     /// There are none, or a process looks after them.
-    Settled,
+    NotNeeded,
     /// This process has forked one that has yet to become what it will be.
     Undecided,
     /// There are some, and no process looks.
@@ -115,13 +115,13 @@ pub fn watch(segment: &Segment, mine: &Member) -> Watch {
     let exists = |m: &Member| exists(m.pid.load(Relaxed));
     let of_here = || segment.living().filter(|m| m.namespace.load(Relaxed) == mine.namespace.load(Relaxed));
     if of_here().any(|m| m.is_looking(now)) {
-        Watch::Settled
+        Watch::NotNeeded
     } else if of_here().any(|m| m.kind() == MemberKind::Stranger && exists(m)) {
         Watch::Missing
     } else if mine.unborn.load(SeqCst) > 0 || of_here().any(|m| is_undecided(m) && exists(m)) {
         Watch::Undecided
     } else {
-        Watch::Settled
+        Watch::NotNeeded
     }
 }
 

@@ -190,8 +190,8 @@ pub fn waits_for_children(blocks: bool) {
     let mut has_looked = !blocks;
     loop {
         match strangers::watch(segment, mine) {
-            Watch::Settled if has_looked => return,
-            Watch::Settled => {
+            Watch::NotNeeded if has_looked => return,
+            Watch::NotNeeded => {
                 strangers::find_own_children(segment, mine, gettid());
                 has_looked = true;
             }
