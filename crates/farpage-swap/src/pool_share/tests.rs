@@ -4,14 +4,14 @@ const MIB: u64 = 1 << 20;
 const RAM: u64 = 64 * MIB;
 const PAGES: usize = (RAM / 4096) as usize;
 
-/// Where the limit settles for a program whose pages come back at distances drawn by `next`, of which those that
+/// Where the limit ends for a program whose pages come back at distances drawn by `next`, of which those that
 /// stay in memory are not seen, and whose pages compress to 1/`ratio`.
-fn settle(ratio: u64, next: impl FnMut() -> u64) -> u64 {
-    settle_for(ratio, 1, next)
+fn limit_for(ratio: u64, next: impl FnMut() -> u64) -> u64 {
+    limit_for_part(ratio, 1, next)
 }
 
 /// The same if only one in `dead` of the faults that the pool should serve finds its page there.
-fn settle_for(ratio: u64, dead: u64, mut next: impl FnMut() -> u64) -> u64 {
+fn limit_for_part(ratio: u64, dead: u64, mut next: impl FnMut() -> u64) -> u64 {
     let mut share = PoolShare::new(RAM, PoolShare::initial_limit(RAM));
     let mut distances = Distances::new(PAGES);
     let (mut major, mut major_file) = (0, 0);
@@ -60,21 +60,21 @@ fn random(seed: u64) -> impl FnMut() -> u64 {
 #[test]
 fn what_compresses_and_is_used_at_random_is_kept_compressed() {
     let mut r = random(1);
-    assert!(settle(3, move || r() % (3 * PAGES as u64)) >= 40);
+    assert!(limit_for(3, move || r() % (3 * PAGES as u64)) >= 40);
 }
 
 #[test]
 fn what_does_not_compress_leaves_the_room_to_pages() {
     let mut r = random(2);
-    assert!(settle(1, move || r() % (3 * PAGES as u64)) <= 16);
+    assert!(limit_for(1, move || r() % (3 * PAGES as u64)) <= 16);
 }
 
 #[test]
 fn a_pool_of_pages_that_nobody_wants_leaves_the_room_to_pages() {
     let mut r = random(4);
-    assert!(settle_for(3, 32, move || r() % (3 * PAGES as u64)) <= 12);
+    assert!(limit_for_part(3, 32, move || r() % (3 * PAGES as u64)) <= 12);
     let mut r = random(5);
-    assert!(settle_for(6, 2, move || r() % (6 * PAGES as u64)) >= 40, "half of so many is worth it");
+    assert!(limit_for_part(6, 2, move || r() % (6 * PAGES as u64)) >= 40, "half of so many is worth it");
 }
 
 #[test]
@@ -82,7 +82,7 @@ fn a_hot_set_larger_than_what_is_left_gets_its_room() {
     // Nine in ten accesses go round through 52 MiB of the budget's 64: the next MiB earns nothing, the last does.
     let mut r = random(3);
     let hot = 52 * MIB / 4096;
-    let limit = settle(3, move || match r() % 10 {
+    let limit = limit_for(3, move || match r() % 10 {
         0 => r() % (8 * PAGES as u64),
         _ => hot - r() % 64,
     });
@@ -94,7 +94,7 @@ fn a_hot_set_larger_than_what_is_left_gets_its_room() {
 #[test]
 fn a_loop_that_fits_gets_all_the_room_it_needs() {
     let around = 9 * PAGES as u64 / 4;
-    let pool = settle(3, || around) * MIB / 8 * SHARE_EIGHTHS;
+    let pool = limit_for(3, || around) * MIB / 8 * SHARE_EIGHTHS;
     assert!((RAM + 2 * pool) / 4096 >= around, "{pool} bytes hold too little");
 }
 
@@ -139,10 +139,10 @@ fn a_pool_is_steady_for_a_loop_that_nothing_holds() {
     assert!(second.1 && second.0 > 0.4, "{second:?}");
 }
 
-/// Where the limit settles for a program with five thirds of the budget, whose pages come back at distances drawn by
+/// Where the limit ends for a program with five thirds of the budget, whose pages come back at distances drawn by
 /// `next`, `window` of them a fault, and are, but for the share `unchanged`, written. They compress to 1/`ratio`. What
 /// neither memory nor pool hold is on a file, and is wanted as often as what is in the pool.
-fn settle_with_copies(ratio: u64, window: u64, unchanged: f64, mut next: impl FnMut() -> u64) -> u64 {
+fn limit_with_copies(ratio: u64, window: u64, unchanged: f64, mut next: impl FnMut() -> u64) -> u64 {
     let mut share = PoolShare::new(RAM, RAM / 2);
     let mut distances = Distances::new(PAGES);
     let mut limit = RAM / 2;
@@ -172,9 +172,9 @@ const ALL: u64 = 5 * PAGES as u64 / 3;
 
 #[test]
 fn copies_that_spare_a_store_are_worth_room_where_faults_are_few() {
-    assert!(settle_with_copies(3, 32, 1.0, || ALL) > RAM / 8 * 5);
-    assert!(settle_with_copies(3, 32, 0.0, || ALL) <= RAM / 2, "all are written: no copy is of use");
-    assert!(settle_with_copies(1, 32, 1.0, || ALL) <= RAM / 2, "there is room for none");
+    assert!(limit_with_copies(3, 32, 1.0, || ALL) > RAM / 8 * 5);
+    assert!(limit_with_copies(3, 32, 0.0, || ALL) <= RAM / 2, "all are written: no copy is of use");
+    assert!(limit_with_copies(1, 32, 1.0, || ALL) <= RAM / 2, "there is room for none");
 }
 
 /// At random, a page is away for twice as many departures as there are pages now and then. That does not make memory
@@ -183,7 +183,7 @@ fn copies_that_spare_a_store_are_worth_room_where_faults_are_few() {
 fn a_program_that_fits_if_it_is_compressed_is_kept_whole() {
     let mut r = random(8);
     let distance = move || (-((1 + r() % (1 << 20)) as f64 / f64::from(1 << 20)).ln() * ALL as f64) as u64;
-    let pool = settle_with_copies(2, 1, 0.0, distance) / 8 * SHARE_EIGHTHS;
+    let pool = limit_with_copies(2, 1, 0.0, distance) / 8 * SHARE_EIGHTHS;
     assert!((RAM + pool) / 4096 >= ALL * 63 / 64, "a pool of {} MiB", pool / MIB);
 }
 
@@ -191,7 +191,7 @@ fn a_program_that_fits_if_it_is_compressed_is_kept_whole() {
 fn copies_are_not_worth_room_where_each_page_is_a_fault() {
     let limits = [0.0, 1.0].map(|unchanged| {
         let mut r = random(7);
-        settle_with_copies(3, 1, unchanged, move || r() % (2 * ALL))
+        limit_with_copies(3, 1, unchanged, move || r() % (2 * ALL))
     });
     assert!(limits[0].abs_diff(limits[1]) <= RAM / 32, "{limits:?}");
 }
