@@ -12,7 +12,7 @@
 use super::lists::{Lists, LocalLists, NewPage};
 use super::pager_core::{PagerCore, count};
 use super::places::RegionPlace;
-use super::store::{Leaver, Stored};
+use super::store::{EvictPage, Stored};
 use super::word::{PageState, Seen};
 use farpage_base::mem::units::Page;
 use farpage_base::sys::message::fatal_fmt;
@@ -223,7 +223,7 @@ impl PagerCore {
     /// Those that no device takes go back to their list.
     fn store_in_place(&self, pages: &[(u32, Seen)]) -> usize {
         let mut gone: Vec<(u32, Seen, PageState)> = Vec::with_capacity(pages.len());
-        let mut leaving: Vec<Leaver> = Vec::with_capacity(pages.len());
+        let mut leaving: Vec<EvictPage> = Vec::with_capacity(pages.len());
         let mut words: Vec<Seen> = Vec::with_capacity(pages.len());
         let discarded = self.discarded_under_us.load(Relaxed);
         for &(page, seen) in pages {
@@ -240,7 +240,7 @@ impl PagerCore {
                     gone.push((page, seen, PageState::Swapped(old)));
                 }
                 _ => {
-                    leaving.push(Leaver { page, content, old });
+                    leaving.push(EvictPage { page, content, old });
                     words.push(seen);
                 }
             }

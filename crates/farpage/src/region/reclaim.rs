@@ -14,7 +14,7 @@ use super::fault::CHUNK;
 use super::lists::Lists;
 use super::pager_core::{PagerCore, count};
 use super::signal;
-use super::store::{Leaver, Stored};
+use super::store::{EvictPage, Stored};
 use super::word::{PageState, Seen};
 use farpage_base::mem::units::FrameNo;
 use farpage_base::mem::units::Page;
@@ -271,7 +271,7 @@ impl PagerCore {
                 }
             }
         }
-        let mut leaving: Vec<Leaver> = Vec::with_capacity(taken.len());
+        let mut leaving: Vec<EvictPage> = Vec::with_capacity(taken.len());
         let mut cached: Vec<CachedPage> = Vec::with_capacity(taken.len());
         for one in taken {
             // SAFETY: the page is busy, so its frame is ours; it has a page.
@@ -283,7 +283,7 @@ impl PagerCore {
                 free.push(self.stored(one, PageState::Swapped(old)));
                 continue;
             }
-            leaving.push(Leaver { page: one.page, content, old });
+            leaving.push(EvictPage { page: one.page, content, old });
             cached.push(one);
         }
         for (one, stored) in cached.into_iter().zip(self.store(&leaving, false)) {

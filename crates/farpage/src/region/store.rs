@@ -11,7 +11,7 @@ use farpage_device::content::Leaving;
 
 /// A page that leaves.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Leaver<'a> {
+pub(super) struct EvictPage<'a> {
     /// Which.
     pub page: u32,
     /// What it contains.
@@ -34,10 +34,10 @@ pub(super) enum Stored {
 impl PagerCore {
     /// Finds or makes copies of pages that no thread writes. `moves`: the program may discard one of them all the same
     /// while it is read.
-    pub(super) fn store(&self, pages: &[Leaver], moves: bool) -> Vec<Stored> {
+    pub(super) fn store(&self, pages: &[EvictPage], moves: bool) -> Vec<Stored> {
         let mut stored: Vec<Stored> = Vec::with_capacity(pages.len());
         let mut new: Vec<(&Page, u128)> = Vec::with_capacity(pages.len());
-        for &Leaver { page, content, old } in pages {
+        for &EvictPage { page, content, old } in pages {
             let leaving = self.swap.leaving(content, old, &self.key, &self.clean);
             match leaving {
                 Leaving::Zero => count(&self.stat.swpout_zero, 1),
