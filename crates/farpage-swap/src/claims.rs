@@ -183,7 +183,7 @@ mod tests {
         assert_eq!(grow(&all[1], all.iter(), 100, 50, 1), 20);
         assert_eq!(total(all.iter(), 1000, 1), 100);
         all[2].add(5);
-        assert_eq!(total(all.iter(), 1000, 1), 100, "nobody's place counts nothing");
+        assert_eq!(total(all.iter(), 1000, 1), 100, "a place without an owner counts nothing");
     }
 
     #[test]
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn who_sees_late_that_an_owner_has_left_takes_nothing_from_the_next_one() {
+    fn a_member_that_sees_late_that_an_owner_has_left_takes_nothing_from_the_next_one() {
         let place = Claim::new();
         assert!(place.take(7, 1));
         place.leave();

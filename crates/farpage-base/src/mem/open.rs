@@ -333,11 +333,11 @@ mod tests {
     }
 
     /// Addresses in the window that no arena has.
-    const NOBODYS: usize = WINDOW.end - (1 << 30);
+    const UNUSED: usize = WINDOW.end - (1 << 30);
 
     #[test]
     fn in_the_window_nothing_is_mapped_before_it_is_reached() {
-        let at = NOBODYS;
+        let at = UNUSED;
         // SAFETY: addresses that nothing else uses.
         let opening = unsafe { Opening::new(at, at + 8 * STEP) };
         assert_eq!(protection(at), None);
@@ -359,7 +359,7 @@ mod tests {
 
     #[test]
     fn what_is_wanted_ahead_may_be_missing() {
-        let at = NOBODYS + (64 << 20);
+        let at = UNUSED + (64 << 20);
         // SAFETY: addresses that nothing else uses.
         let opening = unsafe { Opening::new(at, at + 8 * STEP) }.ahead(STEP);
         assert!(!opening.is_short(at) && opening.reach(at + 1) && !opening.is_short(at + 1));
@@ -371,7 +371,7 @@ mod tests {
 
     #[test]
     fn many_threads_reach_the_same() {
-        let at = NOBODYS + (128 << 20);
+        let at = UNUSED + (128 << 20);
         // SAFETY: addresses that nothing else uses.
         let opening = unsafe { Opening::new(at, at + 64 * STEP) };
         std::thread::scope(|scope| {
@@ -390,8 +390,8 @@ mod tests {
 
     /// As in a child that was forked while another thread of its parent opened something.
     #[test]
-    fn a_thread_that_is_gone_holds_nobody_up() {
-        let at = NOBODYS + (256 << 20);
+    fn a_thread_that_is_gone_holds_up_no_other() {
+        let at = UNUSED + (256 << 20);
         // SAFETY: addresses that nothing else uses.
         let opening = unsafe { Opening::new(at, at + 8 * STEP) };
         opening.busy.store(std::thread::spawn(gettid).join().unwrap(), SeqCst);

@@ -81,11 +81,11 @@ fn wake(word: &AtomicU32, n: i32) -> usize {
 /// # Errors
 /// `EFAULT`: not present, or not writable.
 pub fn unshare_page(page: usize) -> Result<(), Errno> {
-    static NOBODY: AtomicU32 = AtomicU32::new(0);
+    static NO_WAITER: AtomicU32 = AtomicU32::new(0);
     // FUTEX_OP(ADD, oparg 0, CMP_EQ, cmparg 0x7ff): a waiter on the program's word may at worst be woken without
     // reason, which every futex user must expect.
     let op = (1usize << 28) | 0x7ff;
-    let args = [NOBODY.as_ptr() as usize, WAKE_OP, 0, 0, page, op];
+    let args = [NO_WAITER.as_ptr() as usize, WAKE_OP, 0, 0, page, op];
     // SAFETY: the operation writes back the value it read, in one atomic step; no safe code can observe it.
     unsafe { syscall(nr::FUTEX, args) }.map(drop)
 }

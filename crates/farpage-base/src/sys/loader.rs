@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn who_gets_more_rights_preloads_nothing() {
+    fn a_program_with_more_rights_preloads_nothing() {
         use std::os::unix::fs::{PermissionsExt, chown};
         let dir = tempfile::tempdir().unwrap();
         let (own, others) = (dir.path().join("own"), dir.path().join("others"));

@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_is_woken() {
+    fn a_waiting_thread_is_woken() {
         static TURN: Mutex<u32> = Mutex::new(0);
         let guard = TURN.lock();
         let other = std::thread::spawn(|| *TURN.lock() += 1);

@@ -249,7 +249,7 @@ mod tests {
     use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
     #[test]
-    fn whose_pagemap_a_name_means() {
+    fn which_process_a_name_of_a_pagemap_means() {
         let own = std::process::id();
         let proc = rustix::fs::open("/proc", OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).unwrap();
         let is_own = |dir: RawFd, path: &str| is_of_this_process(dir, &std::ffi::CString::new(path).unwrap());
@@ -262,7 +262,7 @@ mod tests {
         assert!(!is_own(here, "/proc/1/pagemap") || own == 1);
         let dir = std::env::temp_dir().join(format!("farpage-{own}-pagemap"));
         std::fs::write(&dir, "").unwrap();
-        assert!(!is_own(here, dir.to_str().unwrap()), "somebody's file of that name");
+        assert!(!is_own(here, dir.to_str().unwrap()), "another file of that name");
         std::fs::remove_file(dir).unwrap();
         assert_eq!(pid_of(b"/mnt/proc/12/task/13/pagemap"), Some(12));
     }

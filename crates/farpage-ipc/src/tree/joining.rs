@@ -64,7 +64,7 @@ mod tests {
     use rustix::fd::AsFd;
 
     #[test]
-    fn places_of_those_who_ended_without_a_word_are_found() {
+    fn places_of_processes_that_ended_without_a_word_are_found() {
         let segment = open(create(64 << 20, None).unwrap().as_fd()).unwrap();
         let namespace = own_namespace();
         // No such processes.

@@ -28,7 +28,7 @@ fn a_fork_keeps_room_for_its_child() {
     assert_eq!(segment.grow(parent, 10_000), 10_000);
     assert!(segment.wait_for_room_of_child(parent));
     assert_eq!(segment.claimed(), 10_000 + CHILD);
-    assert_eq!(segment.grow(other, 10_000), 16_384 - 10_000 - CHILD, "nobody else gets it");
+    assert_eq!(segment.grow(other, 10_000), 16_384 - 10_000 - CHILD, "no other gets it");
     parent.has_forked();
     std::thread::sleep(std::time::Duration::from_micros(CHILD_CLAIMS_US + 1000));
     assert_eq!(segment.grow(other, 10_000), CHILD, "nor is it kept for ever");
@@ -41,7 +41,7 @@ fn a_fork_keeps_room_for_its_child() {
 }
 
 #[test]
-fn who_takes_the_place_of_a_parked_process_is_not_parked() {
+fn what_takes_the_place_of_a_parked_process_is_not_parked() {
     let segment = segment_of(64 << 20);
     let take = || segment.take(1, 1, 1, MemberKind::Managed).unwrap();
     let place = take();
@@ -57,7 +57,7 @@ fn files_of_all_members_have_their_size_together() {
     let (a, b) = (take(1), take(2));
     let grow = |member, end| segment.grow_file(member, 1, end, 1000);
     assert_eq!((grow(a, 600), grow(b, 300), grow(b, 600)), (600, 300, 400));
-    assert_eq!((grow(a, 700), grow(b, 500)), (600, 400), "nobody loses what it has");
+    assert_eq!((grow(a, 700), grow(b, 500)), (600, 400), "no member loses what it has");
     a.claim.leave();
     assert_eq!(grow(b, 1200), 1000);
     assert_eq!(segment.grow_file(b, FILES, 5000, 1000), 5000, "not counted");

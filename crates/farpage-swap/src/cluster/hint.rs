@@ -11,7 +11,7 @@ const SLOT_BITS: u32 = 40;
 /// What takes blocks: a CPU, by its hints, or all of them together.
 pub(super) type User = u16;
 /// No user.
-pub(super) const NOBODY: User = 0;
+pub(super) const NO_USER: User = 0;
 /// All CPUs, at the one place of a rotational device.
 pub(super) const ALL: User = User::MAX;
 
@@ -58,7 +58,7 @@ impl Hints {
     /// Whether a user goes on in this cluster with blocks of `order`: as of a moment ago.
     pub(super) fn is_at(&self, user: User, order: u8, device: u8, cluster: u32) -> bool {
         match user {
-            NOBODY => false,
+            NO_USER => false,
             ALL => true,
             cpu => {
                 let hint = self.get(usize::from(cpu) - 1, order);

@@ -210,7 +210,7 @@ impl<M: crate::lock::Meter> Cluster<M> {
             lazy: 0,
             flag: Flag::None,
             order: 0,
-            users: [hint::NOBODY; 2],
+            users: [hint::NO_USER; 2],
             ready: None,
             broken: false,
             table: None,

@@ -4,7 +4,7 @@
 //! reclaim lazily freed slots); everything is checked again after that.
 
 use super::device::{Device, Taken};
-use super::hint::{NOBODY, User};
+use super::hint::{NO_USER, User};
 use super::pending::Locked;
 use super::ready::Stack;
 use super::usage::After;
@@ -20,7 +20,7 @@ impl State {
     /// Whether blocks of this order may be taken from the cluster now.
     fn is_usable(&mut self, order: u8) -> bool {
         let flag = matches!(self.flag, Flag::Nonfull | Flag::Frag)
-            || (self.flag == Flag::Holes && *self.user(order) != NOBODY);
+            || (self.flag == Flag::Holes && *self.user(order) != NO_USER);
         flag && (order == 0 || self.order == order)
     }
 
@@ -31,7 +31,7 @@ impl State {
 
     /// No user goes on in it.
     pub(super) fn leave(&mut self) {
-        self.users = [NOBODY; 2];
+        self.users = [NO_USER; 2];
     }
 }
 
@@ -103,7 +103,7 @@ impl<E: Env> Swap<E> {
             state = self.lock(device, index, &sites::CLUSTER_HINT).ok_or(())?;
         };
         // Searched in vain: nothing to find here until something is freed, but whole blocks perhaps.
-        *state.user(order) = NOBODY;
+        *state.user(order) = NO_USER;
         if state.flag != Flag::Holes && !spared {
             device.relocate(index, &mut state, Flag::Frag, &sites::DEVICE_RELOCATE);
         }

@@ -70,7 +70,7 @@ fn what_does_not_compress_leaves_the_room_to_pages() {
 }
 
 #[test]
-fn a_pool_of_pages_that_nobody_wants_leaves_the_room_to_pages() {
+fn a_pool_of_pages_that_are_not_wanted_leaves_the_room_to_pages() {
     let mut r = random(4);
     assert!(limit_for_part(3, 32, move || r() % (3 * PAGES as u64)) <= 12);
     let mut r = random(5);

@@ -56,7 +56,7 @@ fn a_slot_changes_hands_with_its_value_out() {
 
 /// Of two threads that free a slot one does; of two that change it both do.
 #[test]
-fn two_who_change_a_value() {
+fn two_threads_change_a_value() {
     loom::model(|| {
         let (map, slots) = map(2);
         let (other, [counted, freed]) = (map.clone(), [slots[0], slots[1]]);

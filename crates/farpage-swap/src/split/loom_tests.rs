@@ -91,7 +91,7 @@ fn after_rest_nothing_of_the_work_is_touched() {
 
 /// A sleeping owner is woken by the piece that it waits for.
 #[test]
-fn who_sleeps_is_woken() {
+fn a_sleeping_owner_is_woken() {
     loom::model(|| {
         let work = Arc::new(Work::default());
         work.post(1);

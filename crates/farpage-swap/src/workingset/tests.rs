@@ -192,7 +192,7 @@ fn a_page_of_high_rank_goes_round_before_it_leaves() {
 
 /// A page that another thread has is passed by, and stays on its list; nothing has left then.
 #[test]
-fn who_may_not_leave_becomes_the_youngest() {
+fn a_page_that_may_not_leave_becomes_the_youngest() {
     let pages = Ranked(Nodes::new(8), vec![Default::default(); 8]);
     let mut set = WorkingSet::new();
     (0..4).for_each(|n| {
@@ -239,7 +239,7 @@ proptest! {
 
     /// [35]: of two pages that left with the same shadow, the one that was away for longer is not the hotter one.
     #[test]
-    fn who_was_away_for_longer_is_not_hotter(
+    fn a_page_that_was_away_for_longer_is_not_hotter(
         start in any::<u32>(), mapped in 0..200u32, near in 0..400u32, more in 0..400u32, hot in any::<bool>(),
     ) {
         let links = Nodes::new(200);

@@ -288,7 +288,7 @@ mod tests {
         assert!(places.contains(made[1]) && !places.contains(RegionPlace { first: 12, pages: 9 }));
         places.free(made[1]);
         places.free(made[2]);
-        assert!(places.reserve(20, 60).is_none(), "a page between regions is nobody's");
+        assert!(places.reserve(20, 60).is_none(), "a page between regions is in neither");
         assert_eq!(places.reserve(19, 60), Some(RegionPlace { first: 11, pages: 19 }));
         assert_eq!(places.each().map(|p| p.first).collect::<Vec<_>>(), [1, 11, 31, 41, 51]);
     }

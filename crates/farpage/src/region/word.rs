@@ -230,7 +230,7 @@ impl PageWord {
     #[inline]
     pub fn try_lock_if(&self, seen: Seen) -> Option<Seen> {
         let word = seen.0;
-        debug_assert!(seen.state() != PageState::Outside, "nobody makes such a page busy (`places`)");
+        debug_assert!(seen.state() != PageState::Outside, "no thread makes such a page busy (`places`)");
         let free = word & BUSY == 0;
         let locked = || self.0.compare_exchange(word, word | BUSY, Ordering::Acquire, Ordering::Relaxed).is_ok();
         (free && locked()).then_some(seen)
@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_is_woken() {
+    fn a_waiting_thread_is_woken() {
         let word = PageWord(AtomicU64::new(PageState::None.encode()));
         let held = word.lock();
         std::thread::scope(|s| {

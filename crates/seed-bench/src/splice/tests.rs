@@ -12,7 +12,7 @@ fn place(n: u32) -> Place {
     Place { list: (n % 3) as u8, group: (n / 3 % 3) as u8 }
 }
 
-fn nobody(page: u32) {
+fn none_dead(page: u32) {
     panic!("page {page} was not freed");
 }
 
@@ -24,10 +24,10 @@ fn pages_of_one_group_go_to_the_list_that_they_name() {
     let mut batch = Batch::new();
     let (inactive, active) = (Place { list: 0, group: 0 }, Place { list: 1, group: 0 });
     for (page, place) in [(0, inactive), (1, active), (2, inactive), (3, active), (4, active)] {
-        lists.add(&mut batch, page, place, Linking::Spliced, nobody);
+        lists.add(&mut batch, page, place, Linking::Spliced, none_dead);
     }
     assert!(lists.is_empty(inactive) && lists.is_empty(active), "not before the batch is flushed");
-    lists.flush(&mut batch, Linking::Spliced, nobody);
+    lists.flush(&mut batch, Linking::Spliced, none_dead);
     assert_eq!(lists.checked(), [vec![2, 0], vec![4, 3, 1]]);
 }
 
@@ -37,9 +37,9 @@ fn more_places_than_local_lists_are_counted_where_they_are() {
     let lists = PageLists::<()>::new(PAGES, LISTS, GROUPS);
     let mut batch = Batch::new();
     for page in 0..27 {
-        lists.add(&mut batch, page, place(page), Linking::Spliced, nobody);
+        lists.add(&mut batch, page, place(page), Linking::Spliced, none_dead);
     }
-    lists.flush(&mut batch, Linking::Spliced, nobody);
+    lists.flush(&mut batch, Linking::Spliced, none_dead);
     lists.checked();
     for n in 0..9 {
         assert_eq!(lists.len(place(n)), 3);
@@ -50,9 +50,9 @@ fn more_places_than_local_lists_are_counted_where_they_are() {
 fn a_page_freed_in_its_batch_is_not_linked() {
     let lists = PageLists::<()>::new(PAGES, LISTS, GROUPS);
     let mut batch = Batch::new();
-    lists.add(&mut batch, 7, place(0), Linking::Spliced, nobody);
-    lists.add(&mut batch, 8, place(0), Linking::Spliced, nobody);
-    lists.release(&[7], nobody);
+    lists.add(&mut batch, 7, place(0), Linking::Spliced, none_dead);
+    lists.add(&mut batch, 8, place(0), Linking::Spliced, none_dead);
+    lists.release(&[7], none_dead);
     let mut freed = Vec::new();
     lists.flush(&mut batch, Linking::Spliced, |page| freed.push(page));
     assert_eq!((freed, lists.checked()[0].clone()), (vec![7], vec![8]));
@@ -60,7 +60,7 @@ fn a_page_freed_in_its_batch_is_not_linked() {
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Owner {
-    Nobody,
+    None,
     Batch(usize, bool),
     Isolated(bool),
     List,
@@ -98,7 +98,7 @@ impl Model {
         let mut freed = Vec::new();
         for page in std::mem::take(&mut self.batches[b]) {
             if self.owner[page as usize] == Owner::Batch(b, true) {
-                self.owner[page as usize] = Owner::Nobody;
+                self.owner[page as usize] = Owner::None;
                 freed.push(page);
             } else {
                 self.owner[page as usize] = Owner::List;
@@ -123,7 +123,7 @@ proptest! {
             let lists = PageLists::<()>::new(PAGES, LISTS, GROUPS);
             let mut batches = [Batch::new(), Batch::new()];
             let mut model = Model {
-                owner: vec![Owner::Nobody; PAGES as usize],
+                owner: vec![Owner::None; PAGES as usize],
                 at: vec![0; PAGES as usize],
                 lists: BTreeMap::new(),
                 batches: [Vec::new(), Vec::new()],
@@ -133,7 +133,7 @@ proptest! {
                 match op {
                     Op::Add(page, b, at) => {
                         let dead = match model.owner[*page as usize] {
-                            Owner::Nobody => false,
+                            Owner::None => false,
                             Owner::Isolated(dead) => dead,
                             _ => continue,
                         };
@@ -167,17 +167,17 @@ proptest! {
                     }
                     Op::Release(pages) => {
                         let pages: Vec<u32> = pages.iter().copied().filter(|&p| {
-                            !matches!(model.owner[p as usize], Owner::Nobody)
+                            !matches!(model.owner[p as usize], Owner::None)
                         }).collect();
                         lists.release(&pages, |p| freed.push(p));
                         for page in pages {
                             match &mut model.owner[page as usize] {
                                 Owner::Batch(_, dead) | Owner::Isolated(dead) => *dead = true,
                                 Owner::List => {
-                                    model.unlink(page, Owner::Nobody);
+                                    model.unlink(page, Owner::None);
                                     expected.push(page);
                                 }
-                                Owner::Nobody => {}
+                                Owner::None => {}
                             }
                         }
                     }
@@ -200,7 +200,7 @@ proptest! {
         let make = || {
             let (lists, mut batch) = (PageLists::<()>::new(PAGES, LISTS, GROUPS), Batch::new());
             for page in 0..PAGES {
-                lists.add(&mut batch, page, place(at[page as usize]), Linking::Spliced, nobody);
+                lists.add(&mut batch, page, place(at[page as usize]), Linking::Spliced, none_dead);
             }
             (lists, batch)
         };

@@ -240,7 +240,7 @@ fn swap_a_rotational_device_goes_on_where_it_was_for_all_cpus() {
     let swap = Swap::new(4, ());
     swap.swapon(DeviceOptions { rotational: true, ..device(5000, 0) }).unwrap();
     let slots: Vec<u64> = (0..4000).map(|i| swap.alloc(i % 4, 0, Fill::Swapped).unwrap().slot).collect();
-    assert!(slots.windows(2).all(|w| w[1] == w[0] + 1), "slots in order, whoever asks");
+    assert!(slots.windows(2).all(|w| w[1] == w[0] + 1), "slots in order, whichever CPU asks");
     let swap = Swap::new(4, ());
     swap.swapon(device(5000, 0)).unwrap();
     let clusters: HashSet<u32> = (0..4).map(|cpu| swap.alloc(cpu, 0, Fill::Swapped).unwrap().cluster()).collect();

@@ -140,7 +140,7 @@ fn slot_order_finds_what_was_swapped_out_together() {
 /// one that it asks for. A window that begins right behind a damaged page never reads it, so their distance is no
 /// multiple of a window's: not all of them can lie like that.
 #[test]
-fn an_error_in_a_page_that_nobody_asked_for_is_nobodys_error() {
+fn an_error_in_a_page_that_was_not_asked_for_ends_no_process() {
     let dir = tempfile::tempdir().unwrap();
     for rule in ["stream", "stream,exact", "vma", "slot"] {
         let pager = pager(4 << 20, rule, vec![file(dir.path())]);

@@ -28,7 +28,7 @@ fn pages_in_use_do_not_make_sweeps() {
 /// Frames that wait in the swap cache with what was read ahead, and are never touched, come back when there are no
 /// others, even where the budget has room.
 #[test]
-fn frames_that_nobody_touches_come_back() {
+fn frames_that_are_not_touched_come_back() {
     let exact = ReadaheadTuning::parse("stream,exact,page_cluster=6").unwrap();
     let pager = Pager::builder().budget(8 << 20).reclaim_threads(1).readahead_tuning(exact).build().unwrap();
     let core = &pager.owner.core;
