@@ -230,9 +230,9 @@ impl FileDevice {
     }
 
     /// From now on its descriptors are ones of this table.
-    pub fn belongs_to(&self, table: &Arc<Table>) {
-        self.server.iter().for_each(|server| server.link().belongs_to(table));
-        self.each_fd(&mut |fd| fd.belongs_to(table));
+    pub fn set_fd_table(&self, table: &Arc<Table>) {
+        self.server.iter().for_each(|server| server.link().set_fd_table(table));
+        self.each_fd(&mut |fd| fd.set_fd_table(table));
     }
 
     /// Shows all descriptors but a server's.

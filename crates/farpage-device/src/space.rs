@@ -90,9 +90,9 @@ impl SwapSpace {
     }
 
     /// From now on all descriptors are ones of this table, which not all callers have.
-    pub fn belongs_to(&self, table: &Arc<Table>) {
+    pub fn set_fd_table(&self, table: &Arc<Table>) {
         self.rings.belong_to(table);
-        self.files.iter().for_each(|file| file.belongs_to(table));
+        self.files.iter().for_each(|file| file.set_fd_table(table));
     }
 
     /// From now on the sizes of files are for several processes together.

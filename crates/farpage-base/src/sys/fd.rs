@@ -28,7 +28,7 @@ impl Fd {
     }
 
     /// From now on it is one of this table. Not to be changed again.
-    pub fn belongs_to(&self, table: &Arc<Table>) {
+    pub fn set_fd_table(&self, table: &Arc<Table>) {
         let _ = self.table.set(table.clone());
     }
 

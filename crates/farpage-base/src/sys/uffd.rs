@@ -285,9 +285,9 @@ impl Uffd {
     }
 
     /// From now on its descriptors are ones of this table.
-    pub fn belongs_to(&self, table: &Arc<Table>) {
-        self.fd.belongs_to(table);
-        self.pagemap.belongs_to(table);
+    pub fn set_fd_table(&self, table: &Arc<Table>) {
+        self.fd.set_fd_table(table);
+        self.pagemap.set_fd_table(table);
     }
 
     /// The numbers of its descriptors.

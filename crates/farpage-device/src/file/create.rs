@@ -99,7 +99,7 @@ impl FileDevice {
 
     fn new_file_in(&self, dir: &Fd) -> Result<Backing, Errno> {
         let backing = Backing::create_in(dir.borrow()?, self.use_tmpfile)?;
-        self.rings.table().into_iter().for_each(|table| backing.fd.belongs_to(table));
+        self.rings.table().into_iter().for_each(|table| backing.fd.set_fd_table(table));
         Ok(backing)
     }
 }

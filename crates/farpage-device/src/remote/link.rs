@@ -275,7 +275,7 @@ impl Link {
     }
 
     /// From now on its descriptors are ones of this table, as far as threads have it.
-    pub fn belongs_to(&self, table: &Arc<Table>) {
+    pub fn set_fd_table(&self, table: &Arc<Table>) {
         self.sides.iter().for_each(Side::close);
         let _ = self.table.set(table.clone());
     }

@@ -283,7 +283,7 @@ impl Builder {
         fork::follow_forks();
         let setting = Threads { reclaim: self.threads, mode: self.mode };
         let owner = Arc::new(Owner::new(core, entry, setting));
-        owner.core.belongs_to_table();
+        owner.core.set_fd_table();
         owner.start_threads()?;
         owner.core.look_at_overhead();
         owner.core.stat.announce();

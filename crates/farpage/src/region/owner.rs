@@ -42,10 +42,10 @@ pub fn own_process() -> Result<OwnedFd, Errno> {
 
 impl PagerCore {
     /// All descriptors are ones of the pager's table from now on.
-    pub(super) fn belongs_to_table(&self) {
-        self.uffd.belongs_to(&self.table);
-        self.pidfd.belongs_to(&self.table);
-        self.swap.belongs_to(&self.table);
+    pub(super) fn set_fd_table(&self) {
+        self.uffd.set_fd_table(&self.table);
+        self.pidfd.set_fd_table(&self.table);
+        self.swap.set_fd_table(&self.table);
     }
 
     /// Gives the table its keeper, with what is open now in the caller's. What no thread of the program uses is closed
