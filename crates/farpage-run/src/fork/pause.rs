@@ -64,9 +64,9 @@ impl Pager {
         let mut held = PendingEvents::EMPTY;
         let mut pending: Vec<Pending> = Vec::with_capacity(PENDING_MAX);
         // Also for the control blocks of new threads, which the forking thread touches next.
-        self.adopt_news();
+        self.adoption.adopt_news(&mut self.cx);
         self.settle_changes();
-        self.finish_notes();
+        self.adoption.finish_notes(&self.cx);
         // A child can use nothing of what is on its way, and its frames would never be free there.
         self.cx.prefetch.land_all(self.cx.e);
         f.late_fills.clear();
@@ -162,7 +162,7 @@ impl Pager {
                         self.cx.changes.next_settled(&*self.cx.mm, |start, end| e.is_known(start, end))
                     {
                         held.note(event);
-                        self.apply(event);
+                        self.adoption.apply(&mut self.cx, event);
                     }
                 }
                 _ if !read => self.cx.sleep(Some(100_000)),
@@ -171,7 +171,7 @@ impl Pager {
                 event => {
                     if self.cx.changes.note(event, |start, end| e.is_known(start, end)) {
                         held.note(event);
-                        self.apply(event);
+                        self.adoption.apply(&mut self.cx, event);
                     }
                 }
             }
@@ -203,7 +203,7 @@ impl Pager {
     fn settle_changes(&mut self) {
         loop {
             while self.read_messages() > 0 {}
-            self.settle();
+            self.adoption.settle(&mut self.cx);
             if !self.cx.changes.order.waits() {
                 self.serve_waiting();
             }
@@ -317,7 +317,7 @@ impl Pager {
     fn apply_pending(&mut self, pending: &mut Vec<Pending>) {
         for what in pending.drain(..) {
             match what {
-                Pending::Event(event) => self.apply(event),
+                Pending::Event(event) => self.adoption.apply(&mut self.cx, event),
                 Pending::LateFills(vpn) => {
                     Stat::add(&self.cx.e.stat.pgfault, 1);
                     self.cx.e.found_present(vpn);

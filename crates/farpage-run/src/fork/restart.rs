@@ -102,12 +102,12 @@ impl Engine {
             match event {
                 // Whether the copy was made before or after: what another thread unmaps during a fork, the child cannot
                 // count on; and what somebody else mapped there since is not ours. The same for what it discards.
-                Message::Unmap { .. } | Message::Remove { .. } => pager.apply(event),
+                Message::Unmap { .. } | Message::Remove { .. } => pager.adoption.apply(&mut pager.cx, event),
                 Message::Remap { from, to, len } if mapped.contains(Vpn::of(to)) => {
                     let (first, last, there) = (Vpn::of(from), Vpn::of(from + len), Vpn::of(to));
                     let moved = late_fills.iter_mut().filter(|vpn| (first..last).contains(vpn));
                     moved.for_each(|vpn| *vpn = there + (*vpn - first));
-                    pager.apply(event)
+                    pager.adoption.apply(&mut pager.cx, event)
                 }
                 _ => {}
             }
@@ -116,14 +116,16 @@ impl Engine {
         late_fills.sort_unstable();
         if self.wipes.load(SeqCst) {
             let smaps = proc.file("self/smaps").map_err(read)?;
-            wiped_mappings(&smaps, &mut buffer, |start, end| pager.apply(Message::Unmap { start, end }))
-                .map_err(read)?;
+            wiped_mappings(&smaps, &mut buffer, |start, end| {
+                pager.adoption.apply(&mut pager.cx, Message::Unmap { start, end })
+            })
+            .map_err(read)?;
         }
         let managed = lock(&self.managed).clone();
         for (start, end) in managed.iter() {
             for (s, t) in mapped.gaps(start, end) {
                 let gone = Message::Unmap { start: s.addr(), end: t.addr() };
-                pager.apply(gone);
+                pager.adoption.apply(&mut pager.cx, gone);
             }
             for (s, t) in mapped.overlaps(start, end) {
                 let (mut from, mut to) = (s.addr(), t.addr());

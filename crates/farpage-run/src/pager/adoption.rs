@@ -1,21 +1,26 @@
 //! What is done with what was heard of new memory ([`crate::mappings::discovery`]): on the pager's thread.
 
-use crate::pager::state::Pager;
+use crate::pager::cx::Cx;
+use crate::pager::register::Adoption;
 use crate::shared::notice_ring::Note;
 use farpage_base::mem::lock::lock;
 use farpage_base::mem::units::Vpn;
+use std::time::{Duration, Instant};
 
-impl Pager {
+/// How long news wait for a moment without a change at most: the threads that gave them may wait.
+const PUT_OFF_MAX: Duration = Duration::from_millis(20);
+
+impl Adoption {
     /// Who waits for what was noted goes on.
-    pub(crate) fn finish_notes(&mut self) {
-        if self.letting_go.is_empty() && std::mem::take(&mut self.noted) {
-            self.cx.e.notes.finish();
+    pub(crate) fn finish_notes(&mut self, cx: &Cx) {
+        if self.let_go.is_done() && std::mem::take(&mut self.noted) {
+            cx.e.notes.finish();
         }
     }
 
     /// Registers the mappings that were heard of since the last call.
-    pub(crate) fn adopt_news(&mut self) {
-        let e = self.cx.e;
+    pub(crate) fn adopt_news(&mut self, cx: &mut Cx) {
+        let e = cx.e;
         let mut news = std::mem::take(&mut self.news);
         // Before the notes: what is noted later will be counted again.
         e.charges.drain();
@@ -24,11 +29,11 @@ impl Pager {
             noted = true;
             match note {
                 Note::Thread(block) => e.pin_thread(block),
-                Note::LetGo(start, end) => self.letting_go.push((start, end)),
+                Note::LetGo(start, end) => self.let_go.add(start, end),
                 Note::Mapping(start, end) if e.recent.covers(start, end) => {} // another note was of the same mapping
                 Note::Mapping(start, end) if e.can_wait(start, end) => {}
                 Note::Mapping(start, end) => {
-                    self.adopt_mappings(start, end);
+                    self.adopt_mappings(cx, start, end);
                     if let Some((first, last)) = lock(&e.managed).covering(Vpn::of(start)) {
                         e.recent.add(first.addr(), last.addr());
                     }
@@ -36,18 +41,54 @@ impl Pager {
             }
         }
         // Mostly nothing is mapped there (again).
-        let is_there = |start, end| self.cx.mm.mapping_from(start).is_ok_and(|m| m.is_some_and(|m| m.start < end));
+        let is_there = |start, end| cx.mm.mapping_from(start).is_ok_and(|m| m.is_some_and(|m| m.start < end));
         news.retain(|(start, end)| is_there(*start, *end) && !e.can_wait(*start, *end));
         news.append(&mut lock(&e.candidates));
         for (start, end) in news.drain(..) {
-            self.adopt_mappings(start, end);
+            self.adopt_mappings(cx, start, end);
         }
         self.news = news;
         // Who waits for memory to be let go waits until it is.
         self.noted |= noted;
         if e.budget.over_limit() == 0 {
-            self.finish_notes();
+            self.finish_notes(cx);
         }
-        self.advise_adopted();
+        self.advise_adopted(cx);
+    }
+
+    /// Whether news wait for another turn. What is looked at while a change is pending has to be looked at again, and
+    /// each message after that is waited for ([`Changes::add_fresh`](crate::pager::changes::Changes::add_fresh)). Mostly none is pending once those on the queue are
+    /// read and their threads have run; where a thousand threads start and end, one always is.
+    pub(crate) fn puts_off_news(&mut self, cx: &mut Cx) -> bool {
+        let e = cx.e;
+        let are_there = || e.notes.peek().is_some() || !self.news.is_empty() || !lock(&e.candidates).is_empty();
+        if !cx.changes.order.is_settled() || !are_there() || !cx.changing() {
+            self.put_off_since = None;
+            return false;
+        }
+        self.put_off_since.get_or_insert_with(Instant::now).elapsed() < PUT_OFF_MAX
+    }
+
+    /// If no change of mappings is pending: what waited for one is applied, and what was registered meanwhile is
+    /// adopted.
+    pub(crate) fn settle(&mut self, cx: &mut Cx) {
+        if cx.changing() {
+            return;
+        }
+        let e = cx.e;
+        while let Some(change) = cx.changes.next_settled(&*cx.mm, |start, end| e.is_known(start, end)) {
+            self.apply(cx, change);
+        }
+        if cx.changes.order.waits() {
+            return; // a change is pending again
+        }
+        for (start, end) in cx.changes.order.forget().iter() {
+            self.adopt_mappings(cx, start as usize, end as usize);
+        }
+    }
+
+    /// A step of letting go. Whether there was anything to do.
+    pub(crate) fn let_go_step(&mut self, cx: &mut Cx) -> bool {
+        self.let_go.step(cx, &mut self.scans)
     }
 }

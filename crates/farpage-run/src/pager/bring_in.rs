@@ -4,10 +4,12 @@
 
 use crate::pager::cx::{Cx, Outcome, SCRATCH_PAGES};
 use crate::shared::page_table::{Node, State};
+use crate::shared::state::Engine;
 use farpage_base::mem::lock::lock;
 use farpage_base::mem::units::{Page, Vpn};
 use farpage_device::Entry;
 use farpage_ipc::stat::Stat;
+use farpage_swap::workingset::Rank;
 
 /// What became of one page.
 pub(crate) enum Step {
@@ -15,6 +17,30 @@ pub(crate) enum Step {
     Here(usize),
     /// To be tried again.
     Later,
+}
+
+impl Engine {
+    /// The page at `vpn` is there, with the content that it is to have, whatever its word says: what else there is of
+    /// it is given up. While no writer runs.
+    pub(crate) fn found_present(&self, vpn: Vpn) {
+        let Some(node) = self.table.node_or_create(vpn) else { return };
+        let mut lru = lock(&self.lru);
+        match self.table.state(node) {
+            State::Mapped(_) | State::Writeback(_) => {}
+            State::None => lru.map(&self.table, node, State::Mapped(None), Rank::NEW),
+            State::Swapped(entry) => {
+                lru.map_refaulted(&self.table, node, State::Mapped(None));
+                drop(lru);
+                self.free_entry(Some(entry));
+            }
+            State::Cached(f) => {
+                lru.uncache(&self.table, node, State::Cached(f), State::Mapped(None));
+                drop(lru);
+                self.release_frame_entry(f);
+                self.frames.put_spent(f, 1);
+            }
+        }
+    }
 }
 
 impl Cx {

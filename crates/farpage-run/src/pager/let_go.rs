@@ -12,7 +12,8 @@
 //! Program threads run the first half of this file, the pager the second.
 
 use crate::pager::bring_in::Step;
-use crate::pager::state::Pager;
+use crate::pager::cx::Cx;
+use crate::pager::scans::Scans;
 use crate::shared::charge::UNLIMITED;
 use crate::shared::notice_ring::Note;
 use crate::shared::page_table::leaf_end;
@@ -108,29 +109,62 @@ impl Engine {
     }
 }
 
-impl Pager {
-    /// A step of letting go. Whether there was anything to do.
-    pub(crate) fn let_go_step(&mut self) -> bool {
-        let e = self.cx.e;
-        if e.left_alone() && !self.alone {
-            self.alone = true;
-            e.charges.allow(UNLIMITED);
-            self.letting_go.push((PAGE_SIZE, USER_END));
+/// Memory that is to be the program's alone, or cannot be managed: the pager's part.
+pub(crate) struct LetGo {
+    /// Ranges (bytes) that cannot be registered, so that they are not tried again and again, and since when there are
+    /// any.
+    refused: Vec<(usize, usize)>,
+    refused_since: Instant,
+    /// Ranges (bytes) that are to be the program's alone, and how far that has come with the first.
+    ranges: Vec<(usize, usize)>,
+    up_to: Vpn,
+    /// All of the process's memory is, or was, among them.
+    excluded: bool,
+}
+
+impl LetGo {
+    pub(crate) fn new() -> LetGo {
+        LetGo {
+            refused: Vec::new(),
+            refused_since: Instant::now(),
+            ranges: Vec::new(),
+            up_to: Vpn::default(),
+            excluded: false,
         }
-        let Some(&(start, end)) = self.letting_go.first() else { return false };
+    }
+
+    /// Nothing is being let go.
+    pub(crate) fn is_done(&self) -> bool {
+        self.ranges.is_empty()
+    }
+
+    /// `[start, end)` (bytes) is to be the program's alone.
+    pub(crate) fn add(&mut self, start: usize, end: usize) {
+        self.ranges.push((start, end));
+    }
+
+    /// A step of letting go. Whether there was anything to do.
+    pub(crate) fn step(&mut self, cx: &mut Cx, scans: &mut Scans) -> bool {
+        let e = cx.e;
+        if e.left_alone() && !self.excluded {
+            self.excluded = true;
+            e.charges.allow(UNLIMITED);
+            self.ranges.push((PAGE_SIZE, USER_END));
+        }
+        let Some(&(start, end)) = self.ranges.first() else { return false };
         let (first, last) = (Vpn::of(start), Vpn::of(end.next_multiple_of(PAGE_SIZE)));
-        self.cut_scans(first, last);
+        scans.cut(first, last);
         let parts = lock(&e.managed).overlaps(first, last);
-        if !self.bring_in(&parts) {
+        if !self.bring_in(cx, &parts) {
             return true;
         }
         // Faults were served between the steps. From here on none is.
-        self.let_go_to = Vpn::default();
-        if parts.iter().all(|part| self.cx.forget_words(*part)) {
-            self.unregister(start, end, &parts);
+        self.up_to = Vpn::default();
+        if parts.iter().all(|part| cx.forget_words(*part)) {
+            unregister(cx, start, end, &parts);
             self.refuse(start, end);
-            self.letting_go.remove(0);
-            if self.letting_go.is_empty() {
+            self.ranges.remove(0);
+            if self.ranges.is_empty() {
                 e.notes.finish();
             }
         }
@@ -138,55 +172,34 @@ impl Pager {
     }
 
     /// Goes on bringing pages of these ranges in. Whether the end was reached.
-    fn bring_in(&mut self, parts: &[(Vpn, Vpn)]) -> bool {
-        let e = self.cx.e;
+    fn bring_in(&mut self, cx: &mut Cx, parts: &[(Vpn, Vpn)]) -> bool {
+        let e = cx.e;
         let (mut looked, mut here) = (0, 0);
         for &(low, high) in parts {
-            let mut at = self.let_go_to.max(low);
+            let mut at = self.up_to.max(low);
             while at < high {
                 let Some(node) = e.table.node(at) else {
                     at = leaf_end(at);
                     continue;
                 };
-                self.let_go_to = at;
+                self.up_to = at;
                 if looked == LOOKED_AT || here >= BROUGHT_IN {
                     return false;
                 }
-                match self.cx.bring_in_some(at, high, node) {
+                match cx.bring_in_some(at, high, node) {
                     Step::Here(pages) => {
                         at += pages.max(1);
                         here += pages;
                         looked += 1;
                     }
                     Step::Later => {
-                        self.cx.sleep(Some(50_000));
+                        cx.sleep(Some(50_000));
                         return false;
                     }
                 }
             }
         }
         true
-    }
-
-    /// What is mapped in these ranges is the program's from now on: `parts` (pages), and what has grown out of them,
-    /// inside `[start, end)` (bytes).
-    fn unregister(&mut self, start: usize, end: usize, parts: &[(Vpn, Vpn)]) {
-        let e = self.cx.e;
-        for &(first, last) in parts {
-            let (mut at, to) = (first.addr(), last.addr());
-            while at < to {
-                let found = match self.cx.mm.mapping_from(at) {
-                    Ok(Some(found)) if found.start < to => (found.start.max(start), found.end.min(end)),
-                    Ok(_) => break,
-                    Err(_) => (at, to),
-                };
-                // Refused where nothing is mapped any more.
-                let _ = self.cx.mm.unregister(found.0, found.1 - found.0);
-                at = found.1;
-            }
-            lock(&e.managed).remove(first, last);
-            e.recent.cut(first.addr(), to);
-        }
     }
 
     /// `[start, end)` (bytes) cannot be registered, or is not to be.
@@ -199,7 +212,7 @@ impl Pager {
 
     /// Whether something of `[start, end)` (bytes) is not to be registered at this time.
     pub(crate) fn is_refused(&self, start: usize, end: usize) -> bool {
-        self.refused.iter().chain(&self.letting_go).any(|(from, to)| *from < end && start < *to)
+        self.refused.iter().chain(&self.ranges).any(|(from, to)| *from < end && start < *to)
     }
 
     /// What could not be registered may be by now.
@@ -207,5 +220,26 @@ impl Pager {
         if !self.refused.is_empty() && self.refused_since.elapsed() > REFUSED_FOR {
             self.refused.clear();
         }
+    }
+}
+
+/// What is mapped in these ranges is the program's from now on: `parts` (pages), and what has grown out of them,
+/// inside `[start, end)` (bytes).
+fn unregister(cx: &mut Cx, start: usize, end: usize, parts: &[(Vpn, Vpn)]) {
+    let e = cx.e;
+    for &(first, last) in parts {
+        let (mut at, to) = (first.addr(), last.addr());
+        while at < to {
+            let found = match cx.mm.mapping_from(at) {
+                Ok(Some(found)) if found.start < to => (found.start.max(start), found.end.min(end)),
+                Ok(_) => break,
+                Err(_) => (at, to),
+            };
+            // Refused where nothing is mapped any more.
+            let _ = cx.mm.unregister(found.0, found.1 - found.0);
+            at = found.1;
+        }
+        lock(&e.managed).remove(first, last);
+        e.recent.cut(first.addr(), to);
     }
 }

@@ -3,9 +3,12 @@
 //! Runs on the pager thread. [`crate::mappings::discovery`] says where to look; what is there is asked again here,
 //! because a mapping may have been replaced meanwhile, and must be registered whole.
 
-use crate::pager::state::Pager;
+use crate::pager::cx::Cx;
+use crate::pager::let_go::LetGo;
+use crate::pager::robust::lists::RobustLists;
+use crate::pager::scans::Scans;
 use crate::shared::lru::PageBatch;
-use crate::shared::page_table::{LEAF_PAGES, State, leaf_end, leaf_start};
+use crate::shared::page_table::State;
 use crate::shared::state::{Engine, give_up};
 use crate::store;
 use farpage_base::mem::lock::lock;
@@ -19,6 +22,7 @@ use farpage_ipc::stat::Stat;
 use farpage_swap::PAGE_SIZE;
 use farpage_swap::workingset::Rank;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::time::Instant;
 
 /// Pages of the shared zero page taken out in one step.
 const ZEROS_AT_ONCE: usize = 128;
@@ -104,43 +108,51 @@ impl Engine {
             lock(&self.lru).map_batch(&self.table, &mut batch);
         }
     }
-
-    /// The page at `vpn` is there, with the content that it is to have, whatever its word says: what else there is of
-    /// it is given up. While no writer runs.
-    pub(crate) fn found_present(&self, vpn: Vpn) {
-        let Some(node) = self.table.node_or_create(vpn) else { return };
-        let mut lru = lock(&self.lru);
-        match self.table.state(node) {
-            State::Mapped(_) | State::Writeback(_) => {}
-            State::None => lru.map(&self.table, node, State::Mapped(None), Rank::NEW),
-            State::Swapped(entry) => {
-                lru.map_refaulted(&self.table, node, State::Mapped(None));
-                drop(lru);
-                self.free_entry(Some(entry));
-            }
-            State::Cached(f) => {
-                lru.uncache(&self.table, node, State::Cached(f), State::Mapped(None));
-                drop(lru);
-                self.release_frame_entry(f);
-                self.frames.put_spent(f, 1);
-            }
-        }
-    }
 }
 
-impl Pager {
+/// What of the program's memory is to be managed: the pager's part.
+pub(crate) struct Adoption {
+    /// Registered ranges whose present pages are not on the lists yet.
+    pub(crate) scans: Scans,
+    /// Ranges (bytes) that were registered and still may have huge pages; empty in between.
+    unadvised: Vec<(usize, usize)>,
+    /// Runs of the shared zero page that a scan found; empty in between.
+    zeros: Vec<(Vpn, Vpn)>,
+    /// Mappings heard of; empty in between.
+    pub(crate) news: Vec<(usize, usize)>,
+    /// Since when they wait for a moment in which no change is pending.
+    pub(crate) put_off_since: Option<Instant>,
+    /// There are notes that have been acted on, for which a thread may wait.
+    pub(crate) noted: bool,
+    /// What is not to be managed.
+    pub(crate) let_go: LetGo,
+}
+
+impl Adoption {
+    pub(crate) fn new() -> Adoption {
+        Adoption {
+            scans: Scans::default(),
+            unadvised: Vec::new(),
+            zeros: Vec::new(),
+            news: Vec::new(),
+            put_off_since: None,
+            noted: false,
+            let_go: LetGo::new(),
+        }
+    }
+
     /// Adopts the mappings in `[start, end)` as they are at this moment: what the monitor saw may have been replaced,
     /// and a mapping must be registered whole.
-    pub(crate) fn adopt_mappings(&mut self, start: usize, end: usize) {
-        let e = self.cx.e;
+    pub(crate) fn adopt_mappings(&mut self, cx: &mut Cx, start: usize, end: usize) {
+        let e = cx.e;
         if e.left_alone() {
             return;
         }
-        self.forget_refused();
+        self.let_go.forget_refused();
         let mut at = start;
         let mut parts = Vec::new();
         while at < end {
-            let mapping = match self.cx.mm.mapping_from(at) {
+            let mapping = match cx.mm.mapping_from(at) {
                 Ok(Some(found)) if found.start < end => found,
                 Ok(_) => return, // gone by now
                 Err(_) => Mapping { start: at, end, kind: Kind::Plain },
@@ -152,24 +164,24 @@ impl Pager {
                 e.adoptable_parts(from, to, &mut parts);
             }
             for &(s, t) in &parts {
-                if !self.is_refused(s, t) {
+                if !self.let_go.is_refused(s, t) {
                     let room = match t == to {
-                        true => self.cx.mm.free_until(to),
+                        true => cx.mm.free_until(to),
                         // All of it, because libc looks where its mapping starts (`pthread_getattr_np`). Its upper end
                         // stays.
                         false if is_stack => to,
                         false => t,
                     };
-                    self.adopt(s, t, room);
+                    self.adopt(cx, s, t, room);
                 }
             }
             if is_stack
                 && !parts.is_empty()
-                && let Ok(Some(grown)) = self.cx.mm.mapping_from(from - PAGE_SIZE)
+                && let Ok(Some(grown)) = cx.mm.mapping_from(from - PAGE_SIZE)
                 && grown.end == from
             {
                 // Just before it was registered: two mappings until this one is, too.
-                self.adopt(grown.start, grown.end, grown.end);
+                self.adopt(cx, grown.start, grown.end, grown.end);
             }
             at = to;
         }
@@ -179,13 +191,13 @@ impl Pager {
     /// to be registered, too, and not to be managed. Mostly that was nothing a moment ago: if the mapping grows there
     /// just now, the new part has to be registered in the same step. Otherwise one mapping of the program would be two
     /// for the kernel, which then refuses to move or grow it.
-    pub(crate) fn adopt(&mut self, start: usize, end: usize, room: usize) {
+    pub(crate) fn adopt(&mut self, cx: &mut Cx, start: usize, end: usize, room: usize) {
         let (first, last) = (Vpn::of(start), Vpn::of(end));
-        let new: Vec<(Vpn, Vpn)> = lock(&self.cx.e.managed).gaps(first, last).collect();
+        let new: Vec<(Vpn, Vpn)> = lock(&cx.e.managed).gaps(first, last).collect();
         // What is known of this place may be of what was there before, if that is being told just now.
-        if new != [(first, last)] || self.cx.changes.order.names(start, end) {
-            if self.cx.changing() {
-                self.cx.changes.add_fresh(start, end);
+        if new != [(first, last)] || cx.changes.order.names(start, end) {
+            if cx.changing() {
+                cx.changes.add_fresh(start, end);
                 return;
             }
             if new.is_empty() {
@@ -194,17 +206,17 @@ impl Pager {
         }
         // The same for the room: what is there by then may have taken the place of something that has yet to be told
         // of.
-        let room = if self.cx.e.is_known(end, room) || self.cx.changes.order.names(end, room) { end } else { room };
-        let whole = self.cx.mm.register(start, room - start);
+        let room = if cx.e.is_known(end, room) || cx.changes.order.names(end, room) { end } else { room };
+        let whole = cx.mm.register(start, room - start);
         let (room, result) = match whole {
-            Err(UffdError::Incompatible) => (end, self.cx.mm.register(start, end - start)), // something else is there now
+            Err(UffdError::Incompatible) => (end, cx.mm.register(start, end - start)), // something else is there now
             other => (room, other),
         };
         match result {
             Ok(()) => {}
             // Not anonymous any more, gone, or somebody else's userfaultfd: left alone.
             Err(UffdError::Busy) => {
-                self.refuse(start, end);
+                self.let_go.refuse(start, end);
                 return;
             }
             Err(_) => return,
@@ -216,41 +228,41 @@ impl Pager {
         // is mapped there next is not registered: it must not be taken for managed. (glibc's malloc maps twice what an
         // arena takes, unmaps what is too much, and puts the next arena there.) That is two mappings then, since only
         // one of them is registered.
-        let is_whole = match self.cx.mm.mapping_from(start) {
+        let is_whole = match cx.mm.mapping_from(start) {
             Ok(found) => found.is_some_and(|found| found.start <= start && end <= found.end),
             Err(_) => true, // not to be asked by this kernel
         };
         // Asked after the mapping was looked at: if no change is pending now, none was then.
-        if !is_whole || self.cx.changing() {
-            self.cx.changes.add_fresh(start, end);
+        if !is_whole || cx.changing() {
+            cx.changes.add_fresh(start, end);
             return;
         }
         // Only what was not managed before may have pages that are on no list.
-        self.scans.extend(new);
-        lock(&self.cx.e.managed).insert(first, last);
-        Stat::add(&self.cx.e.stat.adopted_ranges, 1);
+        self.scans.0.extend(new);
+        lock(&cx.e.managed).insert(first, last);
+        Stat::add(&cx.e.stat.adopted_ranges, 1);
     }
 
     /// Switches huge pages off in what was registered since the last call: the kernel would make one ready at each
     /// fault, before it asks us. Not along with registering: each of the two may have to wait for the lock of the
     /// address space, and meanwhile the program fills what is not registered (45 ms and 200 MiB were seen, with 16
     /// threads).
-    pub(crate) fn advise_adopted(&mut self) {
+    pub(crate) fn advise_adopted(&mut self, cx: &Cx) {
         for (start, end) in self.unadvised.drain(..) {
-            self.cx.mm.no_huge_pages(start, end);
+            cx.mm.no_huge_pages(start, end);
         }
     }
 
     /// Puts the present pages of a newly adopted range on the lists, a bounded step at a time. What the scan sees is a
     /// hint only: a page that is gone by the time it is moved is noticed then.
-    pub(crate) fn scan_step(&mut self) -> bool {
-        let Some((first, last)) = self.scans.pop() else { return false };
-        let e = self.cx.e;
+    pub(crate) fn scan_step(&mut self, cx: &mut Cx, robust: &mut RobustLists) -> bool {
+        let Some((first, last)) = self.scans.0.pop() else { return false };
+        let e = cx.e;
         let mut seen = 0;
         let mut next = last;
         let mut zeros = std::mem::take(&mut self.zeros);
-        let mut trace = self.cx.trace.take();
-        let result = self.cx.mm.runs_by_kind(first.addr(), last.addr(), &mut |start, end, kind| {
+        let mut trace = cx.trace.take();
+        let result = cx.mm.runs_by_kind(first.addr(), last.addr(), &mut |start, end, kind| {
             let (start, end) = (Vpn::of(start), Vpn::of(end));
             let stop = end.min(start + (SCAN_STEP - seen));
             match kind {
@@ -269,104 +281,77 @@ impl Pager {
             }
             seen < SCAN_STEP
         });
-        self.cx.trace = trace;
+        cx.trace = trace;
         if let Err(error) = result {
             give_up("PAGEMAP_SCAN failed", error);
         }
         if next < last {
-            self.scans.push((next, last));
+            self.scans.0.push((next, last));
         }
         for (first, last) in zeros.drain(..) {
-            self.take_out_zeros(first, last);
+            take_out_zeros(cx, robust, first, last);
         }
         self.zeros = zeros;
         true
     }
+}
 
-    /// Takes pages out that have no memory behind them but the kernel's shared zero page: a program that has read much
-    /// memory and then writes it would grow without a fault that anybody sees. They read as zeros afterwards as before.
-    /// A page that was written meanwhile has its content in the frame, and goes to the swap cache.
-    fn take_out_zeros(&mut self, first: Vpn, last: Vpn) {
-        let e = self.cx.e;
-        let mut at = first;
-        while at < last {
-            let known = |vpn: Vpn| e.table.node(vpn).is_some_and(|node| e.table.state(node) != State::None);
-            let run = at.up_to(last).take(ZEROS_AT_ONCE).take_while(|vpn| !known(*vpn)).count();
-            if run == 0 {
-                at += 1;
-                continue;
-            }
-            if !e.table.has_room(at, at + (run - 1)) {
-                break;
-            }
-            let Some((frame, got)) = self.cx.empty_frames(run) else { break };
-            // SAFETY: frames just taken are empty arena pages without references; the source is the program's memory,
-            // into which the engine holds no reference.
-            let (bytes, result) =
-                unsafe { self.cx.mm.move_pages(e.frames.addr(frame), at.addr(), got * PAGE_SIZE, true) };
-            let done = bytes / PAGE_SIZE;
-            e.frames.put_empty(frame + done, got - done);
-            self.sort_out(at, frame, done);
-            at += done;
-            match result {
-                Ok(()) => {}
-                // A change of mappings is pending: not now.
-                Err(UffdError::Retry) if done == 0 => break,
-                Err(UffdError::Retry) => {}
-                Err(_) => at += usize::from(done == 0),
-            }
+/// Takes pages out that have no memory behind them but the kernel's shared zero page: a program that has read much
+/// memory and then writes it would grow without a fault that anybody sees. They read as zeros afterwards as before.
+/// A page that was written meanwhile has its content in the frame, and goes to the swap cache.
+fn take_out_zeros(cx: &mut Cx, robust: &mut RobustLists, first: Vpn, last: Vpn) {
+    let e = cx.e;
+    let mut at = first;
+    while at < last {
+        let known = |vpn: Vpn| e.table.node(vpn).is_some_and(|node| e.table.state(node) != State::None);
+        let run = at.up_to(last).take(ZEROS_AT_ONCE).take_while(|vpn| !known(*vpn)).count();
+        if run == 0 {
+            at += 1;
+            continue;
         }
-        // What could not be taken out is like any other page.
-        e.list_present(at, last);
-        let _ = self.robust_pages();
+        if !e.table.has_room(at, at + (run - 1)) {
+            break;
+        }
+        let Some((frame, got)) = cx.empty_frames(run) else { break };
+        // SAFETY: frames just taken are empty arena pages without references; the source is the program's memory,
+        // into which the engine holds no reference.
+        let (bytes, result) = unsafe { cx.mm.move_pages(e.frames.addr(frame), at.addr(), got * PAGE_SIZE, true) };
+        let done = bytes / PAGE_SIZE;
+        e.frames.put_empty(frame + done, got - done);
+        sort_out(cx.e, at, frame, done);
+        at += done;
+        match result {
+            Ok(()) => {}
+            // A change of mappings is pending: not now.
+            Err(UffdError::Retry) if done == 0 => break,
+            Err(UffdError::Retry) => {}
+            Err(_) => at += usize::from(done == 0),
+        }
     }
+    // What could not be taken out is like any other page.
+    e.list_present(at, last);
+    let _ = robust.held_pages(cx);
+}
 
-    /// `n` pages from `first` on were moved into frames: zero ones are dropped, the others are in the swap cache now.
-    fn sort_out(&mut self, first: Vpn, frame: FrameNo, n: usize) {
-        let e = self.cx.e;
-        let mut zeros = 0;
-        for i in 0..n {
-            let f = frame + i;
-            // SAFETY: the frame is owned here and has a page.
-            if is_zero(unsafe { e.frames.page(f) }) {
-                zeros += 1;
-                continue;
-            }
-            store::release_run(e, f - zeros, zeros, 0);
-            zeros = 0;
-            let Some(node) = e.table.node_or_create(first + i) else {
-                fatal("the page table is full: the program uses more than 4 TiB of memory");
-            };
-            e.frame_entries.set(f, None);
-            let mut lru = lock(&e.lru);
-            lru.map(&e.table, node, State::Mapped(None), Rank::NEW);
-            lru.cache(&e.table, node, State::Cached(f));
+/// `n` pages from `first` on were moved into frames: zero ones are dropped, the others are in the swap cache now.
+fn sort_out(e: &Engine, first: Vpn, frame: FrameNo, n: usize) {
+    let mut zeros = 0;
+    for i in 0..n {
+        let f = frame + i;
+        // SAFETY: the frame is owned here and has a page.
+        if is_zero(unsafe { e.frames.page(f) }) {
+            zeros += 1;
+            continue;
         }
-        store::release_run(e, frame + n - zeros, zeros, 0);
+        store::release_run(e, f - zeros, zeros, 0);
+        zeros = 0;
+        let Some(node) = e.table.node_or_create(first + i) else {
+            fatal("the page table is full: the program uses more than 4 TiB of memory");
+        };
+        e.frame_entries.set(f, None);
+        let mut lru = lock(&e.lru);
+        lru.map(&e.table, node, State::Mapped(None), Rank::NEW);
+        lru.cache(&e.table, node, State::Cached(f));
     }
-
-    /// A page was found gone: brings the words around it up to date in one go.
-    pub(crate) fn resync(&mut self, vpn: Vpn) {
-        let e = self.cx.e;
-        let (first, last) = (leaf_start(vpn), leaf_end(vpn));
-        let mut present = [false; LEAF_PAGES];
-        let result = self.cx.mm.runs_by_kind(first.addr(), last.addr(), &mut |start, end, kind| {
-            match kind {
-                PageKind::Guard => e.marked.store(true, SeqCst),
-                _ => present[Vpn::of(start) - first..Vpn::of(end) - first].fill(true),
-            }
-            true
-        });
-        if result.is_err() {
-            return;
-        }
-        e.table.for_each(first, last, |vpn, node| {
-            if let State::Mapped(entry) = e.table.state(node)
-                && !present[vpn - first]
-            {
-                lock(&e.lru).unmap(&e.table, node, State::None);
-                e.free_entry(entry);
-            }
-        });
-    }
+    store::release_run(e, frame + n - zeros, zeros, 0);
 }

@@ -9,7 +9,8 @@
 //! Caller: the pager's thread. Locks: `managed`, `read_only`, one at a time.
 
 use crate::mappings::library_guard::LibraryHold;
-use crate::pager::state::Pager;
+use crate::pager::cx::Cx;
+use crate::pager::register::Adoption;
 use crate::shared::page_table::Node;
 use crate::shared::state::give_up;
 use farpage_base::mem::lock::lock;
@@ -21,16 +22,16 @@ use farpage_base::sys::uffd::UffdError;
 use farpage_ipc::stat::Stat;
 use farpage_swap::PAGE_SIZE;
 
-impl Pager {
+impl Adoption {
     /// Takes over one range of those that the monitor found; whether there was one.
-    pub(crate) fn take_over_step(&mut self) -> bool {
-        let Some((start, end)) = lock(&self.cx.e.relocated).pop() else { return false };
-        if self.cx.e.left_alone() || self.cx.e.is_known(start, end) {
+    pub(crate) fn take_over_step(&mut self, cx: &mut Cx) -> bool {
+        let Some((start, end)) = lock(&cx.e.relocated).pop() else { return false };
+        if cx.e.left_alone() || cx.e.is_known(start, end) {
             return true;
         }
         // Libraries stay as they are meanwhile. If one is being unloaded, the monitor finds the rest again.
         let Some(hold) = LibraryHold::take() else { return true };
-        let mapped = |at: usize| self.cx.mm.mapping_from(at).ok().flatten().filter(|m| m.start <= at);
+        let mapped = |at: usize| cx.mm.mapping_from(at).ok().flatten().filter(|m| m.start <= at);
         let is_same = |at: usize| mapped(at).is_some_and(|m| m.kind == Kind::ReadOnlyFile && end <= m.end);
         let kind_before = || mapped(start - 1).map(|m| m.kind);
         let before = kind_before();
@@ -49,16 +50,18 @@ impl Pager {
             return true;
         }
         let (first, last) = (Vpn::of(start), Vpn::of(done));
-        lock(&self.cx.e.read_only).insert(first, last);
-        Stat::add(&self.cx.e.stat.relocated_pages, (last - first) as u64);
+        lock(&cx.e.read_only).insert(first, last);
+        Stat::add(&cx.e.stat.relocated_pages, (last - first) as u64);
         // Or later, while a change of mappings is pending.
-        self.adopt_mappings(start, done);
+        self.adopt_mappings(cx, start, done);
         true
     }
+}
 
+impl Cx {
     /// How many pages of the run, from its start, are in such memory, or are not, as the first one.
     pub(crate) fn of_one_kind(&self, vpn: Vpn, run: usize) -> (usize, bool) {
-        let read_only = lock(&self.cx.e.read_only);
+        let read_only = lock(&self.e.read_only);
         match read_only.covering(vpn) {
             Some((_, last)) => (run.min(last - vpn), true),
             None if read_only.meets(vpn, vpn + run) => {
@@ -71,28 +74,33 @@ impl Pager {
     /// Whether the library is still there. (If it was unmapped before what was taken over was registered, nobody said
     /// so.)
     fn is_behind_a_file(&self, vpn: Vpn) -> bool {
-        let range = lock(&self.cx.e.read_only).covering(vpn);
-        let before = range.and_then(|(first, _)| self.cx.mm.mapping_from(first.addr() - 1).ok().flatten());
+        let range = lock(&self.e.read_only).covering(vpn);
+        let before = range.and_then(|(first, _)| self.mm.mapping_from(first.addr() - 1).ok().flatten());
         before.is_some_and(|m| matches!(m.kind, Kind::File | Kind::ReadOnlyFile))
     }
 
-    /// As [`Pager::move_out`], for a run in such memory.
-    pub(crate) fn move_read_only_out(&mut self, vpn: Vpn, run: &[Node]) -> Option<(usize, usize)> {
+    /// As `MoveOut::move_out`, for a run in such memory; `move_out` does so for memory that may be written.
+    pub(crate) fn move_read_only_out(
+        &mut self,
+        vpn: Vpn,
+        run: &[Node],
+        move_out: impl FnOnce(&mut Cx, Vpn, &[Node]) -> Option<(usize, usize)>,
+    ) -> Option<(usize, usize)> {
         let Some(hold) = LibraryHold::take() else { return self.refused(vpn, run, Err(UffdError::Incompatible)) };
         // The program may have changed the rights of a part.
-        let run = &run[..self.cx.in_one_mapping(vpn, run.len())];
+        let run = &run[..self.in_one_mapping(vpn, run.len())];
         let (start, len) = (vpn.addr(), run.len() * PAGE_SIZE);
-        let is_read_only = self.cx.mm.rights(start).map(|rights| rights.is_read_only());
+        let is_read_only = self.mm.rights(start).map(|rights| rights.is_read_only());
         if is_read_only == Some(false) || !self.is_behind_a_file(vpn) {
             // The program has made it writable, or it is something else by now: it is like all other memory.
-            lock(&self.cx.e.read_only).remove(vpn, vpn + run.len());
-            return self.move_writable_out(vpn, run);
+            lock(&self.e.read_only).remove(vpn, vpn + run.len());
+            return move_out(self, vpn, run);
         }
-        if is_read_only.is_none() || self.cx.mm.set_writable(start, len, true).is_err() {
+        if is_read_only.is_none() || self.mm.set_writable(start, len, true).is_err() {
             return self.refused(vpn, run, Err(UffdError::Incompatible));
         }
-        let result = self.move_writable_out(vpn, run);
-        if let Err(error) = self.cx.mm.set_writable(start, len, false) {
+        let result = move_out(self, vpn, run);
+        if let Err(error) = self.mm.set_writable(start, len, false) {
             give_up("a library's tables cannot be made read-only again", error);
         }
         drop(hold);

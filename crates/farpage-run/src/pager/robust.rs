@@ -18,9 +18,9 @@
 pub(crate) mod lists;
 
 use crate::pager::bring_in::Step;
+use crate::pager::cx::Cx;
 use crate::pager::cx::Fault;
-use crate::pager::robust::lists::NODES_MAX;
-use crate::pager::state::Pager;
+use crate::pager::robust::lists::{NODES_MAX, RobustLists};
 use crate::shared::page_table::State;
 use farpage_base::mem::units::Vpn;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -37,50 +37,50 @@ pub fn used() {
 const STORES: usize = 20_000;
 const NAP: Duration = Duration::from_micros(50);
 
-impl Pager {
+impl RobustLists {
     /// The pages that have to stay in, sorted. Those that were out have been brought in; `None`: that cannot be done
     /// now.
-    pub(crate) fn robust_pages(&mut self) -> Option<Vec<Vpn>> {
+    pub(crate) fn held_pages(&mut self, cx: &mut Cx) -> Option<Vec<Vpn>> {
         let mut pages = Vec::new();
         if !USED.load(SeqCst) {
             return Some(pages);
         }
         // Behind a page that was out there may be others.
         for _ in 0..NODES_MAX {
-            self.robust.pages(&mut pages);
-            let out: Vec<Vpn> = pages.iter().copied().filter(|vpn| self.is_out(*vpn)).collect();
+            self.pages(&mut pages);
+            let out: Vec<Vpn> = pages.iter().copied().filter(|vpn| is_out(cx, *vpn)).collect();
             if out.is_empty() {
                 break;
             }
-            if !out.iter().all(|vpn| self.bring_back(*vpn)) {
+            if !out.iter().all(|vpn| bring_back(cx, *vpn)) {
                 return None;
             }
         }
         Some(pages)
     }
+}
 
-    fn is_out(&self, vpn: Vpn) -> bool {
-        let state = self.cx.e.table.node(vpn).map(|node| self.cx.e.table.state(node));
-        matches!(state, Some(State::Cached(_) | State::Writeback(_) | State::Swapped(_)))
-    }
+fn is_out(cx: &Cx, vpn: Vpn) -> bool {
+    let state = cx.e.table.node(vpn).map(|node| cx.e.table.state(node));
+    matches!(state, Some(State::Cached(_) | State::Writeback(_) | State::Swapped(_)))
+}
 
-    /// Brings a page in at once. False: not now, but as soon as it can be.
-    fn bring_back(&mut self, vpn: Vpn) -> bool {
-        let e = self.cx.e;
-        for _ in 0..STORES {
-            let Some(node) = e.table.node(vpn) else { return true };
-            match self.cx.bring_in_some(vpn, vpn + 1, node) {
-                Step::Here(_) => {
-                    // Like any other page that is there.
-                    e.found_present(vpn);
-                    return true;
-                }
-                Step::Later if self.cx.changing() => break,
-                Step::Later => std::thread::sleep(NAP),
+/// Brings a page in at once. False: not now, but as soon as it can be.
+fn bring_back(cx: &mut Cx, vpn: Vpn) -> bool {
+    let e = cx.e;
+    for _ in 0..STORES {
+        let Some(node) = e.table.node(vpn) else { return true };
+        match cx.bring_in_some(vpn, vpn + 1, node) {
+            Step::Here(_) => {
+                // Like any other page that is there.
+                e.found_present(vpn);
+                return true;
             }
+            Step::Later if cx.changing() => break,
+            Step::Later => std::thread::sleep(NAP),
         }
-        let (addr, tid) = (vpn.addr(), 0);
-        self.cx.waiting.push(Fault { addr, write: false, tid, since: Instant::now() });
-        false
     }
+    let (addr, tid) = (vpn.addr(), 0);
+    cx.waiting.push(Fault { addr, write: false, tid, since: Instant::now() });
+    false
 }

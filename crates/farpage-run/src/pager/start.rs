@@ -3,18 +3,21 @@
 //! Callers: the monitor, when the budget is near; in a child [`crate::fork::restart`]; both on the monitor's
 //! thread. Locks: that of `discard_area`.
 
-use crate::cpus::affinity::{AdaptiveSpin, CpuAffinity};
-use crate::cpus::cpu_latency::CpuLatency;
 use crate::mappings::event_order::Order;
 use crate::mappings::grace_period::GracePeriod;
 use crate::pager::changes::Changes;
 use crate::pager::cx::Cx;
 use crate::pager::fault_threads::FaultThreads;
+use crate::pager::first_touch::FirstTouch;
+use crate::pager::pace::Pace;
 use crate::pager::prefetch::windows::Prefetch;
 use crate::pager::readahead::Readahead;
+use crate::pager::reclaim::Reclaim;
+use crate::pager::register::Adoption;
 use crate::pager::robust::lists::RobustLists;
-use crate::pager::state::{Pager, THREAD_NAME, Transit};
+use crate::pager::state::{Pager, THREAD_NAME};
 use crate::pager::trace::Recorder;
+use crate::pager::unpark::Unpark;
 use crate::shared::address_space::{AddressSpace, Kernel};
 use crate::shared::given_uffds::{self, Forks};
 use crate::shared::stacks::{PAGER, WRITER};
@@ -30,11 +33,10 @@ use farpage_base::sys::raw::{Errno, ErrnoText};
 use farpage_base::sys::thread::{Start, begin_thread};
 use farpage_base::sys::uffd::{FEATURES, FEATURES_QUIET, Uffd};
 use farpage_swap::PAGE_SIZE;
-use farpage_swap::readahead::{Rule, Streams, Tuning};
+use farpage_swap::readahead::{Rule, Tuning};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering;
-use std::time::Instant;
 
 /// Frames at the start, bytes.
 pub(crate) const FRAMES_BYTES_MIN: usize = 2048 * PAGE_SIZE;
@@ -62,7 +64,7 @@ impl Engine {
         self.active.store(true, Ordering::SeqCst);
         // Before the threads are started, which have to wait for a CPU if the program's threads keep all of them busy:
         // what is registered makes those wait instead.
-        pager.adopt_news();
+        pager.adoption.adopt_news(&mut pager.cx);
         self.run_pager(pager)
     }
 
@@ -131,31 +133,13 @@ impl Engine {
                 prefetch: Prefetch::default(),
                 trace,
             },
-            affinity: CpuAffinity::new(proc),
-            spin: AdaptiveSpin::default(),
-            cpu_latency: CpuLatency::new(self.conf.idle_poll, Instant::now()),
-            filled_before: 0,
-            slot_hand: 0,
-            unshares_until: None,
-            idle_turns: 0,
-            noted: false,
-            zero_window: 1,
-            reported: false,
-            scans: Vec::new(),
-            refused: Vec::new(),
-            refused_since: Instant::now(),
-            letting_go: Vec::new(),
-            comes_back_from: None,
-            let_go_to: Vpn::default(),
-            alone: false,
-            unadvised: Vec::new(),
-            zeros: Vec::new(),
-            news: Vec::new(),
-            put_off_since: None,
+            adoption: Adoption::new(),
+            reclaim: Reclaim::new(RobustLists::new(proc, memory)),
+            first_touch: FirstTouch::new(),
+            unpark: Unpark::default(),
+            pace: Pace::new(self, proc),
             fault_threads: FaultThreads::default(),
-            robust: RobustLists::new(proc, memory),
-            zero_streams: Streams::new(),
-            transit: Transit::Unwanted,
+            reported: false,
         }))
     }
 

@@ -11,8 +11,7 @@
 //!
 //! Caller: `reclaim`, on the pager's thread. Locks: `discard_area`.
 
-use crate::pager::state::Pager;
-use crate::pager::state::Transit;
+use crate::pager::cx::Cx;
 use crate::shared::address_space::AddressSpace;
 use crate::shared::page_table::Node;
 use crate::store;
@@ -36,13 +35,23 @@ const NAP: Duration = Duration::from_micros(50);
 
 const _: () = assert!(TRANSIT <= ZERO_PAGES);
 
-impl Pager {
+/// Whether there is a way for executable memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Transit {
+    /// Not yet.
+    Unwanted,
+    Open,
+    /// The system refuses such memory.
+    Closed,
+}
+
+impl Transit {
     /// Whether there is a way for executable pages.
-    pub(crate) fn open_transit(&mut self) -> bool {
-        if self.transit != Transit::Unwanted {
-            return self.transit == Transit::Open;
+    pub(crate) fn open(&mut self, cx: &mut Cx) -> bool {
+        if *self != Transit::Unwanted {
+            return *self == Transit::Open;
         }
-        let e = self.cx.e;
+        let e = cx.e;
         let prepare = |part: Part, mm: &dyn AddressSpace| {
             let all = MprotectFlags::READ | MprotectFlags::WRITE | MprotectFlags::EXEC;
             // SAFETY: a part of the arena that holds nothing, and that only this file uses. In a forked child it may be
@@ -53,34 +62,40 @@ impl Pager {
             is_ours && allowed().is_ok() && mm.register(part.base, part.len).is_ok()
         };
         let waste = lock(&e.discard_area).as_ref().is_some_and(|discard_area| prepare(e.arena.waste, &**discard_area));
-        let open = waste && prepare(e.arena.transit, &*self.cx.mm);
-        self.transit = if open { Transit::Open } else { Transit::Closed };
+        let open = waste && prepare(e.arena.transit, &*cx.mm);
+        *self = if open { Transit::Open } else { Transit::Closed };
         open
     }
 
-    /// As [`Pager::move_out`], for a run that may lie in executable memory.
-    pub(crate) fn move_code_out(&mut self, vpn: Vpn, run: &[Node]) -> Option<(usize, usize)> {
-        let e = self.cx.e;
-        let (first, n) = self.cx.empty_frames(run.len().min(TRANSIT))?;
+    /// As `MoveOut::move_out`, for a run that may lie in executable memory.
+    pub(crate) fn move_out(
+        &mut self,
+        cx: &mut Cx,
+        vpn: Vpn,
+        run: &[Node],
+        unshare: impl Fn(&Cx, usize) -> bool,
+    ) -> Option<(usize, usize)> {
+        let e = cx.e;
+        let (first, n) = cx.empty_frames(run.len().min(TRANSIT))?;
         let (frames, transit, src) = (e.frames.addr(first), e.arena.transit.base, vpn.addr());
         // Before, so that nothing can fail once the pages are on their way.
         // SAFETY: empty frames of the arena, owned; the zeros are engine memory.
-        let (bytes, result) = unsafe { self.cx.mm.copy_pages(frames, zero_pages(), n * PAGE_SIZE, true) };
+        let (bytes, result) = unsafe { cx.mm.copy_pages(frames, zero_pages(), n * PAGE_SIZE, true) };
         let made = bytes / PAGE_SIZE;
         e.budget.add(made as i64);
         e.frames.put_empty(first + made, n - made);
         if made == 0 {
-            return self.refused(vpn, run, result.and(Err(UffdError::Retry)));
+            return cx.refused(vpn, run, result.and(Err(UffdError::Retry)));
         }
         let (mut bytes, mut result, mut unshared) = (0, Ok(()), usize::MAX);
         while bytes < made * PAGE_SIZE {
             let left = made * PAGE_SIZE - bytes;
             // SAFETY: the transit part is empty from there on, and this file's; src is the program's memory, into which
             // the engine holds no reference.
-            let (moved, stop) = unsafe { self.cx.mm.move_pages(transit + bytes, src + bytes, left, true) };
+            let (moved, stop) = unsafe { cx.mm.move_pages(transit + bytes, src + bytes, left, true) };
             bytes += moved;
             result = stop;
-            if result == Err(UffdError::Busy) && unshared != bytes && self.unshare(src + bytes) {
+            if result == Err(UffdError::Busy) && unshared != bytes && unshare(cx, src + bytes) {
                 unshared = bytes;
             } else if moved == 0 || result.is_ok() {
                 break;
@@ -89,18 +104,18 @@ impl Pager {
         // SAFETY: both sides are the engine's, and present as far as that: nobody else can write to either.
         unsafe { std::ptr::copy_nonoverlapping(transit as *const u8, frames as *mut u8, bytes) };
         let done = bytes / PAGE_SIZE;
-        self.empty_transit(done);
+        self.empty(cx, done);
         store::release_run(e, first + done, made - done, (made - done) as i64);
         if done == 0 {
-            return self.refused(vpn, run, result);
+            return cx.refused(vpn, run, result);
         }
-        self.now_cached(&run[..done], first);
+        cx.now_cached(&run[..done], first);
         Some((done, done))
     }
 
     /// Gives the first `n` pages of the transit part back to the kernel.
-    fn empty_transit(&mut self, n: usize) {
-        let e = self.cx.e;
+    fn empty(&mut self, cx: &mut Cx, n: usize) {
+        let e = cx.e;
         let discard_area = lock(&e.discard_area);
         let (waste, transit) = (e.arena.waste.base, e.arena.transit.base);
         let mut done = 0;
@@ -113,7 +128,7 @@ impl Pager {
             done += bytes / PAGE_SIZE;
             if stop == Err(UffdError::Retry) && since.elapsed() < FORK_MAX {
                 // A fork that is told, of another thread's: until its message is read, and while it copies.
-                self.cx.changes.hear_forks(self.cx.e, None);
+                cx.changes.hear_forks(cx.e, None);
                 std::thread::sleep(NAP);
             } else {
                 tries += 1;
@@ -127,7 +142,7 @@ impl Pager {
         if done < n {
             // Never seen: the pages were movable a moment ago, and nobody else has them. A page that stays here would
             // have the next ones refused.
-            self.transit = Transit::Closed;
+            *self = Transit::Closed;
         }
     }
 }

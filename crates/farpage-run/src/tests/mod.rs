@@ -101,8 +101,8 @@ impl World {
     }
 
     fn adopt(&mut self, i: usize) {
-        self.pager.adopt_mappings(self.at[i], self.at[i] + LEN * PAGE_SIZE);
-        self.pager.advise_adopted();
+        self.pager.adoption.adopt_mappings(&mut self.pager.cx, self.at[i], self.at[i] + LEN * PAGE_SIZE);
+        self.pager.adoption.advise_adopted(&self.pager.cx);
     }
 
     /// What monitor and writer do now and then.

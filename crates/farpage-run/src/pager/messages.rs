@@ -1,0 +1,122 @@
+//! What has come for the pager: events are applied, faults are queued and served.
+//!
+//! Callers: the pager's loop, [`crate::fork`], on the pager's thread. Locks: those of what is done.
+
+use crate::budget::turns::LATE;
+use crate::pager::cx::{Fault, Outcome};
+use crate::pager::state::Pager;
+use farpage_base::mem::units::Vpn;
+use farpage_base::sys::message::{fatal, warn};
+use farpage_base::sys::uffd::{MESSAGES_MAX, Message};
+use farpage_ipc::stat::Stat;
+use farpage_ipc::tree;
+use farpage_swap::tuning::Controller;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// No fault should wait for longer.
+const LONG: Duration = Duration::from_secs(5);
+
+impl Pager {
+    /// Reads and sorts one batch: events are applied, faults queued. Returns the number of messages.
+    pub(crate) fn read_messages(&mut self) -> usize {
+        let mut batch = [Message::Unmap { start: 0, end: 0 }; MESSAGES_MAX];
+        // One by one when it matters which thread is told to go on.
+        let most = if self.cx.changes.order.is_settled() { MESSAGES_MAX } else { 1 };
+        let n = self.cx.changes.next_messages(self.cx.e, &*self.cx.mm, &mut batch[..most]);
+        if n == 0 {
+            return 0;
+        }
+        let since = Instant::now();
+        if let Message::Fault { tid, .. } = batch[0] {
+            let others = [self.cx.e.wakeups.writer_tid.load(Ordering::Relaxed), self.cx.e.decompressor.tid()];
+            self.pace.fault(self.cx.e, tid, others, self.cx.filled, since);
+        }
+        self.pace.stay_awake(self.cx.e, n, since);
+        for m in &batch[..n] {
+            self.dispatch(*m, since);
+        }
+        n
+    }
+
+    /// Applies an event, queues a fault.
+    pub(crate) fn dispatch(&mut self, m: Message, since: Instant) {
+        match m {
+            Message::Fault { addr, write, tid } => {
+                if self.cx.e.arena.all.contains(addr) {
+                    fatal(&format!(
+                        "engine thread {tid} touched frame {addr:#x}, which has no page: this is a bug in farpage"
+                    ));
+                }
+                if self.fault_threads.is_new(tid) {
+                    Stat::add(&self.cx.e.stat.fault_threads, 1);
+                }
+                self.cx.prefetch.concurrency.fault(tid);
+                self.cx.e.controls.decide(Controller::Crowd, self.cx.prefetch.concurrency.is_there());
+                self.cx.waiting.push(Fault { addr, write, tid, since });
+            }
+            // Its thread has news. They are for the next turn: now its change is pending.
+            Message::Remove { start, .. } if self.cx.e.arena.doorbell.contains(start) => {}
+            change => {
+                let e = self.cx.e;
+                // Before it is applied: its thread goes on now, and what it maps at this place has to be told.
+                if let Some((start, end)) = change.left() {
+                    e.recent.cut(start, end);
+                }
+                if self.cx.changes.note(change, |start, end| e.is_known(start, end)) {
+                    self.adoption.apply(&mut self.cx, change);
+                }
+            }
+        }
+    }
+
+    /// Serves what waits; what cannot be served yet stays.
+    pub(crate) fn serve_waiting(&mut self) {
+        let mut i = 0;
+        let held = !self.cx.waiting.is_empty() && self.cx.e.is_held();
+        let mut longest = Duration::ZERO;
+        while i < self.cx.waiting.len() {
+            let fault = self.cx.waiting[i];
+            if held && fault.since.elapsed() < LATE {
+                i += 1;
+                continue;
+            }
+            match self.serve(fault) {
+                Outcome::Served => {
+                    self.cx.waiting.swap_remove(i);
+                    let time = fault.since.elapsed();
+                    longest = longest.max(time);
+                    self.cx.e.stat.record_fault(time.as_nanos() as u64);
+                    Stat::add(&self.cx.e.stat.pgfault, 1);
+                }
+                Outcome::Dropped => {
+                    self.cx.waiting.swap_remove(i);
+                }
+                Outcome::Later => {
+                    if !self.reported && fault.since.elapsed() > LONG {
+                        self.report(fault);
+                    }
+                    // The kernel refuses all others, too, until that is read: a thousand would be tried in vain.
+                    if self.cx.changing() {
+                        break;
+                    }
+                    i += 1;
+                }
+            }
+        }
+        if longest > Duration::ZERO {
+            tree::note_waited(longest);
+        }
+    }
+
+    /// A thread must never hang in silence. Once: a thousand may wait.
+    fn report(&mut self, fault: Fault) {
+        self.reported = true;
+        let node = self.cx.e.table.node(Vpn::of(fault.addr));
+        let state = node.map(|n| self.cx.e.table.state(n));
+        let (addr, changing) = (fault.addr, self.cx.changing());
+        warn(&format!(
+            "a thread has been waiting for the page at {addr:#x} for {LONG:?}: {state:?}, mapping change pending: {changing}"
+        ));
+    }
+}
