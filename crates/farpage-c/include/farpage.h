@@ -121,7 +121,7 @@ typedef enum fp_advice {
 } fp_advice;
 
 /**
- * Who serves a fault.
+ * What serves a fault.
  */
 typedef enum fp_fault_mode {
   /**

@@ -119,7 +119,7 @@ pub unsafe extern "C" fn fp_allocator_new(
 /// Requires: `allocator` is NULL or from `fp_allocator_new`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_allocator_free(allocator: *mut fp_allocator) {
-    // Its one word is not freed: who still has blocks of it names it when they go. The pager goes here, without the
+    // Its one word is not freed: its blocks name it when they go. The pager goes here, without the
     // lock.
     drop(with(|table| table.sources.remove(&(allocator as usize))));
 }

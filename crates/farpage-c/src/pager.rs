@@ -14,7 +14,7 @@ pub struct fp_pager {
     pub(crate) pager: Pager,
 }
 
-/// Who serves a fault.
+/// What serves a fault.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub enum fp_fault_mode {

@@ -37,8 +37,8 @@ pub fn library() -> Option<Result<PathBuf>> {
     Some(found)
 }
 
-/// Where files go that can be made again. Root's are for everybody whom `--user` names, and in no place that
-/// somebody else's environment names.
+/// Where files go that can be made again. Root's are for all users that `--user` names, and in no place that
+/// another user's environment names.
 fn cache(root: bool, environment: impl Fn(&str) -> Option<OsString>) -> Result<PathBuf> {
     if root {
         return Ok("/var/cache".into());
@@ -93,7 +93,7 @@ fn is_there(path: &Path, bytes: &[u8]) -> bool {
         && found == bytes
 }
 
-/// Nobody else can change it: it is this user's, or root's, and no symbolic link.
+/// No other user can change it: it is this user's, or root's, and no symbolic link.
 fn is_ours(metadata: &fs::Metadata) -> bool {
     let owner = metadata.uid() == 0 || metadata.uid() == rustix::process::geteuid().as_raw();
     owner && !metadata.is_symlink() && metadata.mode() & 0o022 == 0

@@ -1,10 +1,10 @@
 //! Memfds of other processes, found among their descriptors by the name.
 //!
-//! Whoever owns a process gives its files any name: also one that looks like a memfd's, and hangs whoever opens it. A
-//! pipe waits for its other end, a filesystem in user space for its server, a lease for its holder. So a file is opened
-//! only if it lies where all memfds do, and only if that needs no waiting.
+//! The user of a process gives its files any name: also one that looks like a memfd's, of a file that cannot be opened.
+//! A pipe waits for its other end, a filesystem in user space for its server, a lease for its holder. So a file is
+//! opened only if it lies where all memfds do, and only if that needs no waiting.
 //!
-//! Callers: who looks for statistics pages and for trees. No locks.
+//! Callers: [`crate::stat_cmd::find`], [`crate::trees`]. No locks.
 
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags};
@@ -56,7 +56,7 @@ impl Memfd {
     /// Opens it.
     ///
     /// # Errors
-    /// Not ours to open, or `EAGAIN`: somebody has a lease on it.
+    /// Not ours to open, or `EAGAIN`: a process has a lease on it.
     pub fn open(&self, access: OFlags) -> io::Result<OwnedFd> {
         let again = format!("/proc/self/fd/{}", self.place.as_raw_fd());
         Ok(rustix::fs::open(again, access | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())?)
@@ -90,7 +90,7 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         let (pipe, _other) = io::pipe().unwrap();
         assert!([path(&file), path(&pipe)].iter().all(|path| Memfd::at(path).is_err()));
-        // Nobody writes to it: to open it for reading would wait.
+        // It has no writer: to open it for reading would wait.
         let dir = tempfile::tempdir().unwrap();
         let fifo = dir.path().join("fifo");
         rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, Mode::RUSR).unwrap();
@@ -98,7 +98,7 @@ mod tests {
         // A lease: to open it would wait until the lease is given back.
         // SAFETY: sets a lease on a descriptor of ours.
         assert_eq!(unsafe { libc::fcntl(memfd.as_raw_fd(), libc::F_SETLEASE, libc::F_RDLCK) }, 0);
-        // SAFETY: sets a disposition: the signal says that somebody wants to open it.
+        // SAFETY: sets a disposition: the signal says that it is to be opened.
         unsafe { libc::signal(libc::SIGIO, libc::SIG_IGN) };
         let refused = Memfd::at(&path(&memfd)).unwrap().open(OFlags::RDWR).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::WouldBlock);

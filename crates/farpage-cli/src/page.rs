@@ -56,7 +56,7 @@ pub struct Tuned {
 pub enum Found {
     /// A page.
     Page(Page),
-    /// Nobody has set it up yet.
+    /// It has not been set up yet.
     Empty,
     /// A page of another version of farpage.
     OtherVersion,

@@ -20,8 +20,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Between two looks.
 pub const LOOK: Duration = Duration::from_millis(20);
 
-/// Gives the tree of a process a budget, as it was typed; how many bytes that are. Nobody waits until it is held. If it
-/// is less than there is, processes that were small before, and so have no engine, get one; why some did not.
+/// Gives the tree of a process a budget, as it was typed; how many bytes that are. It does not wait until it is held.
+/// If it is less than there is, processes that were small before, and so have no engine, get one; why some did not.
 ///
 /// # Errors
 /// No such tree; an unreadable size.
@@ -50,7 +50,7 @@ pub fn wake_small(tree: &Tree, started: impl Fn(&Member)) -> Vec<Failure> {
 pub fn main(args: &SetArgs) -> Result<ExitCode> {
     let (bytes, failures) = give(args.pid, &args.ram)?;
     failures.into_iter().for_each(say);
-    let is_within = settle(args.pid, bytes / PAGE_SIZE as u64)?;
+    let is_within = wait_until_within(args.pid, bytes / PAGE_SIZE as u64)?;
     Ok(if is_within { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -72,7 +72,7 @@ pub fn falls(to: u64, patience: Duration, number: impl Fn() -> u64) -> u64 {
 ///
 /// # Errors
 /// There is no such tree.
-pub fn settle(pid: u32, pages: u64) -> Result<bool> {
+pub fn wait_until_within(pid: u32, pages: u64) -> Result<bool> {
     let tree = trees::of(pid)?;
     let least = falls(pages, PATIENCE, || tree.segment.claimed());
     if least <= pages {

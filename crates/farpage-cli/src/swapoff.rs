@@ -1,7 +1,7 @@
 //! `farpage swapoff redis://...`: removes what programs that are gone have left on a server.
 //!
 //! A program that runs is heard of at the server every few seconds. One that has not been heard of for a minute has
-//! ended, or has been stopped: of a program that may go on, nothing should be removed, so nobody does this by himself.
+//! ended, or has been stopped: of a program that may go on, nothing should be removed, so this is done by hand only.
 
 use crate::args::SwapoffArgs;
 use crate::failure::{Failure, Result, say};

@@ -1,4 +1,4 @@
-//! Users: who is meant, and `--user`, which becomes another one for good.
+//! Users: by name or number, and `--user`, which becomes another one for good.
 //!
 //! Callers: `farpage run`, and the rules of `farpage guard`. No locks.
 
@@ -6,7 +6,7 @@ use crate::failure::{Failure, Result, why};
 use nix::unistd::{self, Gid, Group, Uid};
 use std::ffi::CString;
 
-/// Whom to become.
+/// The user to become.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct User {
     /// User id.

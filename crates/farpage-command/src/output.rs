@@ -1,5 +1,5 @@
-//! Files that the command makes for its user: no other user may read them, unless the user says so, or they are made
-//! for others ([`publish`]).
+//! Files that the command makes for its user: no others may read them, unless the user says so, or they are made for
+//! others ([`publish`]).
 //!
 //! A file that is there already keeps its permissions.
 
@@ -38,8 +38,8 @@ pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     replace_with(path, bytes, 0o600)
 }
 
-/// The same, of a file that is made for others: where it is new, the user's mask says who may read it. Through a link,
-/// its target is replaced.
+/// The same, of a file that is made for others: where it is new, all that the user's mask lets may read it. Through a
+/// link, its target is replaced.
 ///
 /// # Errors
 /// As [`replace`]; there is something else than a file.
@@ -110,7 +110,7 @@ mod tests {
             }
             fs::remove_file(&path).unwrap();
         }
-        // For others, as far as the mask of this test's user allows; which is the same for a plain file.
+        // For others, as far as this test's mask allows; which is the same for a plain file.
         File::create(dir.path().join("plain")).unwrap();
         publish(&path, b"text").unwrap();
         let mode = |name: &str| fs::metadata(dir.path().join(name)).unwrap().permissions().mode() & 0o777;

@@ -1,7 +1,7 @@
 //! What `/proc` says of a process.
 //!
-//! Callers: commands that look at other processes: of `farpage`, `attach`, `guard`, `run`, `stat` and what lists trees;
-//! the benches. No locks.
+//! Callers: what looks at other processes: of `farpage`, `attach`, `guard`, `run`, `stat` and what lists trees; the
+//! benches. No locks.
 
 use std::fs;
 use std::io;

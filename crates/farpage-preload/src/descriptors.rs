@@ -2,7 +2,7 @@
 //! they may not open the device themselves (`--user`; a program that has given root up), and that of the tree's segment
 //! ([`farpage::tree`]). Programs that start others often close everything first (Python's `subprocess`, daemons, Java),
 //! or mark everything close-on-exec (apt), so the functions that do either are interposed and leave these alone. They
-//! say that it was done; whoever puts another descriptor in such a place (`dup2`) has the number.
+//! say that it was done; what puts another descriptor in such a place (`dup2`) has the number.
 //!
 //! The program's own engine does not need them: it has what it needs in a table of its own, or mapped, for forked
 //! children, too.

@@ -1,4 +1,4 @@
-//! The environment of a program that is started from here. Whatever whoever starts it has given it (`env -i`, servers
+//! The environment of a program that is started from here. Whatever it was given (`env -i`, servers
 //! with a list of their own, a late start, which leaves the program's own environment alone), it has the variables that
 //! `farpage run` sets, so that it is in the tree.
 //!
@@ -6,7 +6,7 @@
 //! | --- | --- |
 //! | names no such library in `LD_PRELOAD` | it does, in front of the others |
 //! | has no `FARPAGE_CONF` | it has ours, and what belongs to it |
-//! | has its own `FARPAGE_CONF` | stays: who starts a program under farpage says how |
+//! | has its own `FARPAGE_CONF` | stays: what starts a program under farpage says how |
 //! | has `FARPAGE_DISABLE` | stays |
 //! | is for a program that cannot load the library | does not name this library |
 //!
@@ -78,7 +78,7 @@ pub fn set(variables: &[(&str, String)]) {
         }
     }
     FOR_SHELLS.store(leaked(shell + "; "), SeqCst);
-    // Last: who finds it finds the others.
+    // Last: a thread that finds it finds the others.
     OURS[0].store(leaked(format!("LD_PRELOAD={library}")), SeqCst);
 }
 
@@ -162,7 +162,7 @@ pub unsafe fn own_variable<'a>(name: &[u8]) -> Option<&'a [u8]> {
 }
 
 /// Calls `start` with the environment for a program, and with whether that program may load the library. `look` says
-/// who loads it.
+/// what loads it.
 ///
 /// # Safety
 /// `env` is an environment, or null.
@@ -172,7 +172,7 @@ pub unsafe fn with_env(env: Strings, look: &dyn Fn() -> LoaderKind, start: &dyn 
     let lacks = said.lacks();
     let lacks_some = lacks.iter().any(|string| !string.is_null());
     if !lacks_some && !said.names_us {
-        // Somebody else's business.
+        // It is not about farpage.
         return start(env, true);
     }
     let kind = look();

@@ -1,6 +1,6 @@
 //! The functions that start programs: what a program is given as its environment is put right ([`crate::environment`]),
-//! and the tree is told of it ([`strangers`]). And those that wait for children: somebody has to look after the ones
-//! that cannot load the library.
+//! and the tree is told of it ([`strangers`]). And those that wait for children: the ones that cannot load the
+//! library have to be looked after.
 //!
 //! What is started by a system call instruction of the program's own is not seen here. `system` and `popen` start a
 //! shell, which comes by here for what it starts.
@@ -27,17 +27,17 @@ unsafe extern "C" {
 /// [`with_env`], where the calling process becomes that program: its tree is told so, and if it does not, that it
 /// stays.
 unsafe fn become_with_env(env: Strings, look: &dyn Fn() -> LoaderKind, exec: &dyn Fn(Strings) -> c_int) -> c_int {
-    let told = |env, loads| {
+    let announced = |env, loads| {
         let was = strangers::leaving(loads);
         let result = exec(env);
         strangers::stays(was);
         result
     };
     // SAFETY: caller's promise.
-    unsafe { with_env(env, look, &told) }
+    unsafe { with_env(env, look, &announced) }
 }
 
-/// Who loads the program that `execvp` would find.
+/// What loads the program that `execvp` would find.
 unsafe fn kind_of_found(file: *const c_char) -> LoaderKind {
     // SAFETY: caller's promise, a C string.
     let name = unsafe { CStr::from_ptr(file) }.to_bytes();
@@ -67,8 +67,8 @@ unsafe fn kind_of_found(file: *const c_char) -> LoaderKind {
     LoaderKind::Glibc
 }
 
-/// [`with_env`], where a new process becomes that program: its tree is told of it, because what libc's own child calls
-/// goes past this library. `spawn` is called with a place for its id, too.
+/// [`with_env`], where a new process becomes that program: its tree is told of it, because what libc's own child
+/// calls goes past this library. `spawn` is called with a place for its id, too.
 unsafe fn spawn_with_env(
     pid: Pid,
     env: Strings,
@@ -77,7 +77,7 @@ unsafe fn spawn_with_env(
 ) -> c_int {
     let mut own = 0;
     let at = if pid.is_null() { &raw mut own } else { pid };
-    let told = |env, loads| {
+    let announced = |env, loads| {
         let result = spawn(at, env);
         if result == 0 {
             // SAFETY: the caller's, or ours, and just written.
@@ -86,7 +86,7 @@ unsafe fn spawn_with_env(
         result
     };
     // SAFETY: caller's promise.
-    unsafe { with_env(env, look, &told) }
+    unsafe { with_env(env, look, &announced) }
 }
 
 type Text = *const c_char;

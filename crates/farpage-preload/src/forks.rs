@@ -181,7 +181,7 @@ pub unsafe extern "C" fn clone(
 /// a process that has no other; this one has its engine's.)
 ///
 /// # Safety
-/// `stack` is the aligned upper end of memory that nobody else uses.
+/// `stack` is the aligned upper end of memory that no other thread uses.
 unsafe fn run_on(stack: usize, start: Start, arg: *mut c_void) -> ! {
     // SAFETY: caller's promise; nothing returns.
     unsafe {

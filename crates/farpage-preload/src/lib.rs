@@ -95,8 +95,8 @@ pub extern "C" fn _Exit(status: c_int) -> ! {
     _exit(status)
 }
 
-/// An ELF note that says whose library this file is, and of which version: `farpage run` reads it before it starts a
-/// program, which could only say that it has no budget.
+/// An ELF note that says that this file is farpage's library, and of which version: `farpage run` reads it before it
+/// starts a program, which could only say that it has no budget.
 #[repr(C)]
 struct Note {
     name_len: u32,

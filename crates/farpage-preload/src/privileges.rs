@@ -37,7 +37,7 @@ interposed! {
 /// All threads of the program have changed, if this is 0: so has the main thread.
 fn followed(result: c_int) -> c_int {
     if result == 0 {
-        told(Engine::follow);
+        tell_engine(Engine::follow);
     }
     result
 }
@@ -52,7 +52,7 @@ fn is_main() -> bool {
 }
 
 /// Tells the engine, if there is one or its first thread is there. `errno` stays what it was.
-fn told(what: impl FnOnce(&Engine)) {
+fn tell_engine(what: impl FnOnce(&Engine)) {
     if let Some(engine) = engine().or_else(start::engine_that_dozes) {
         // SAFETY: the calling thread's errno.
         let errno = unsafe { libc::__errno_location() };
@@ -78,9 +78,11 @@ fn prctl_with<R>(
     }
     let result = call();
     match option {
-        libc::PR_SET_SECUREBITS if is_done(&result) && is_main() => told(|e| e.follow_securebits(argument as u32)),
+        libc::PR_SET_SECUREBITS if is_done(&result) && is_main() => {
+            tell_engine(|e| e.follow_securebits(argument as u32))
+        }
         libc::PR_CAPBSET_DROP | libc::PR_CAP_AMBIENT | libc::PR_SET_NO_NEW_PRIVS if is_done(&result) && is_main() => {
-            told(Engine::follow);
+            tell_engine(Engine::follow);
         }
         _ => {}
     }
@@ -123,7 +125,7 @@ pub fn follow_call(number: c_long, args: [usize; 6], call: impl FnOnce([usize; 6
             | libc::SYS_setns
     );
     if follows && is_done(&result) && is_main() {
-        told(Engine::follow);
+        tell_engine(Engine::follow);
     }
     result
 }

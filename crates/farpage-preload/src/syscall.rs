@@ -37,7 +37,7 @@ unsafe fn made(number: c_long, args: [usize; 6]) -> Answer {
     // SAFETY: caller's promise.
     let call = |args| unsafe { raw::syscall(number as u32, args) };
     let [a, b, c, d, e, f] = args;
-    // A child with a stack of its own would return to nowhere: whoever asks for one does not come through a function.
+    // A child with a stack of its own would return to nowhere: what asks for one does not come through a function.
     match number {
         libc::SYS_fork if followed(0) => around(&[], || call(args)),
         libc::SYS_fork => unfollowed(0, call(args)),
@@ -48,7 +48,7 @@ unsafe fn made(number: c_long, args: [usize; 6]) -> Answer {
         libc::SYS_process_madvise => unsafe { mappings::advise_ranges(args, || call(args)) },
         libc::SYS_open => opened(call(args), libc::AT_FDCWD, a),
         libc::SYS_openat | libc::SYS_openat2 => opened(call(args), a as c_int, b),
-        // Not by the functions of these names, which may be somebody's who calls this one.
+        // Not by the functions of these names, which may be another library's, which calls this one.
         libc::SYS_mmap if d & libc::MAP_PRIVATE as usize != 0 && c & libc::PROT_WRITE as usize != 0 => {
             grows(b, call(args))
         }

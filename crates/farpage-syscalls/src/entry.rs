@@ -1,8 +1,8 @@
 //! Where a call comes to that may be about memory of ours, from [`crate::patch`]'s code: registers are put into a
 //! [`Frame`], everything that Rust code may change is saved, and `handle` has the call made.
 //!
-//! To who made the call this is the `syscall` instruction: all registers but `rax`, `rcx` and `r11` are as before, and
-//! the red zone below the stack is not touched. To who unwinds it is an ordinary function that was called.
+//! To the caller this is the `syscall` instruction: all registers but `rax`, `rcx` and `r11` are as before, and
+//! the red zone below the stack is not touched. To an unwinder it is an ordinary function that was called.
 
 use crate::call::{hold_all, whole};
 use crate::held::Call;
@@ -218,7 +218,7 @@ fn make(frame: &mut Frame) -> bool {
 fn prepared(frame: &Frame, nr: u32, rule: &Rule, other: Option<[usize; 6]>, mask: Mask) -> Option<isize> {
     let args = other.as_ref().unwrap_or(&frame.args);
     let call = || Call::begin(std::ptr::from_ref(frame) as usize, mask);
-    // Nobody's call of the memory's own comes further than this.
+    // No call of the memory's own comes further than this.
     if !is_about_ours(rule, args) {
         // SAFETY: the program's own call.
         return other.map(|args| unsafe { call().make(nr, &args) });

@@ -68,7 +68,7 @@ impl Call {
             let is_over = |place: &&Place| {
                 let there = place.frame.load(Relaxed);
                 let same = here.contains(&frame) == here.contains(&there);
-                // Off the signal stack again, nobody is on it.
+                // Off the signal stack again, there is none.
                 if same { there <= frame } else { !here.contains(&frame) }
             };
             used().iter().filter(mine).filter(is_over).for_each(Place::free);

@@ -13,10 +13,10 @@
 //! | [`table`] | what each call's arguments point to |
 //! | `text` | where libc makes its calls |
 //! | `patch` | the jumps in libc's text, and the code that they lead to |
-//! | `entry` | from that code to Rust, and back; who makes the call |
+//! | `entry` | from that code to Rust, and back; where the call is made |
 //! | `pieces` | calls on more memory than may be held |
 //! | `call` | making a call in one go: bring in, make, let go |
-//! | `held` | what is held, by whom |
+//! | `held` | what is held, by which call |
 //! | `parts` | the parts of memory that a call is about |
 //! | `state` | what the process has once: the memory, and what the code at the sites reads |
 //! | [`sigbus`] | the signal that brings memory in: not blocked, its handler not replaced |
@@ -122,7 +122,7 @@ pub fn cover(start: usize, len: usize) {
     shared.low.store(first, Ordering::SeqCst);
 }
 
-/// No call is looked at any more, if there `is_none`, which is asked while nobody can cover anything.
+/// No call is looked at any more, if there `is_none`, which is asked while nothing can be covered.
 pub fn cover_nothing(is_none: impl FnOnce() -> bool) {
     let _one = RANGE.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(shared) = shared().filter(|_| is_none()) {

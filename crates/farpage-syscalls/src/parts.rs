@@ -24,7 +24,7 @@ pub struct Part {
     pub addr: usize,
     /// Bytes.
     pub len: usize,
-    /// Who does what.
+    /// What is done with it.
     pub access: Access,
 }
 

@@ -7,7 +7,7 @@
 //!
 //! The text is replaced as a whole: a private copy of the file is mapped elsewhere, changed, and moved over it by one
 //! `mremap`. For other threads that is one step. Each jump replaces just one instruction, so no thread can be in the
-//! middle of what changes. The `syscall` stays, for threads that wait in it, and for who looks where a thread is
+//! middle of what changes. The `syscall` stays, for threads that wait in it, and for what looks where a thread is
 //! (cancellation).
 //!
 //! Caller: [`crate::install`], once.
@@ -317,7 +317,7 @@ fn map_near(low: usize, high: usize, size: usize) -> Result<*mut c_void, Errno> 
 fn replace(text: &Text, edits: &[(usize, Vec<u8>)]) -> Result<(), Errno> {
     let len = text.end - text.start;
     let (read_write, none) = (ProtFlags::READ | ProtFlags::WRITE, std::ptr::null_mut());
-    // Of the file, so that the text keeps its name for who looks at it.
+    // Of the file, so that the text keeps its name for what looks at it.
     let mapped = match File::open(&text.path) {
         // SAFETY: a new mapping; what is behind the file's end is not touched, as the text was loaded from it.
         Ok(file) => unsafe { rustix::mm::mmap(none, len, read_write, MapFlags::PRIVATE, &file, text.offset) },
@@ -327,9 +327,9 @@ fn replace(text: &Text, edits: &[(usize, Vec<u8>)]) -> Result<(), Errno> {
     let copy = mapped.or_else(|_| unsafe { rustix::mm::mmap_anonymous(none, len, read_write, MapFlags::PRIVATE) })?;
     for at in (0..len).step_by(PAGE) {
         let (from, to) = ((text.start + at) as *const [u8; PAGE], (copy as usize + at) as *mut [u8; PAGE]);
-        // SAFETY: pages of the text, which can be read, and of the copy, which nobody else knows.
+        // SAFETY: pages of the text, which can be read, and of the copy, which is known nowhere else.
         unsafe {
-            // Another file than that which was loaded, or somebody has changed the text in memory.
+            // Another file than that which was loaded, or the text was changed in memory.
             if *to != *from {
                 std::ptr::copy_nonoverlapping(from, to, 1);
             }

@@ -1,6 +1,6 @@
 //! A system call as registers have it, and making one.
 //!
-//! Callers: all of this crate, and the engine. Nothing here calls anybody.
+//! Callers: all of this crate, and the engine. It calls nothing.
 
 use std::arch::asm;
 

@@ -59,7 +59,7 @@ pub fn shared() -> Option<&'static Shared> {
     unsafe { SHARED.load(Ordering::Acquire).as_ref() }
 }
 
-/// Whose pages are brought in.
+/// The memory whose pages are brought in.
 pub fn memory() -> Option<&'static dyn Memory> {
     MEMORY.get().copied()
 }

@@ -3,7 +3,7 @@
 //! Only what the kernel reads or writes counts, not what is merely named (`madvise`). A rule may say more than a call
 //! reads: what is not memory of ours is left alone, and what is, is brought in for nothing.
 //!
-//! Callers: [`crate::patch`], [`crate::parts`]. Nothing here calls anybody.
+//! Callers: [`crate::patch`], [`crate::parts`]. It calls nothing.
 
 use Access::{Both, In, Out};
 use Len::{Args, Bits, Bytes, Path, Sets, Some4K, U32At};
@@ -12,7 +12,7 @@ use linux_raw_sys::general as n;
 /// Numbers below this one have a rule.
 pub const CLASSES: usize = 512;
 
-/// Who does what with memory.
+/// What the kernel does with memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
     /// The kernel reads it.
@@ -49,7 +49,7 @@ pub enum Len {
     Some4K,
 }
 
-/// An argument that points somewhere: its index, how long that is, and who does what there.
+/// An argument that points somewhere: its index, how long that is, and what is done there.
 pub type Pointer = (u8, Len, Access);
 
 /// A call whose arguments point to pointers, or that is made in pieces.

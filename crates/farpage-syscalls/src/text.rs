@@ -182,7 +182,7 @@ fn sites(code: &'static [u8], functions: &[(usize, usize)]) -> Vec<Site> {
 }
 
 /// The index of the last instruction before a call that is as long as a jump, if the way from there leads to the call,
-/// or away from it. Whoever jumped between the two would pass us by.
+/// or away from it. A jump between the two would pass us by.
 fn room_before(before: &[Instruction], call: usize, targets: &HashSet<usize>) -> Option<usize> {
     let mut next = call;
     for (index, instruction) in before.iter().enumerate().rev().take(BACK) {

@@ -188,7 +188,7 @@ fn say(step: &Step) -> Result<()> {
 }
 
 /// Waits for the parent; without one there is nothing more to do.
-fn hear() -> Result<()> {
+fn read_go() -> Result<()> {
     let mut line = String::new();
     match std::io::stdin().lock().read_line(&mut line) {
         Ok(n) if n > 0 => Ok(()),
@@ -229,7 +229,7 @@ pub fn main(spec: &str) -> Result<ExitCode> {
         bench.fill();
     }
     say(&Step::Ready)?;
-    hear()?;
+    read_go()?;
     let stats = || regions.as_ref().and_then(|r| r.pager.stats().ok());
     let (faults_before, before) = (stats(), usage());
     let measured = bench.run(spec.workload, source)?;
@@ -242,7 +242,7 @@ pub fn main(spec: &str) -> Result<ExitCode> {
         }
     }
     say(&Step::Done(Box::new(done)))?;
-    hear()?;
+    read_go()?;
     let wrong = if spec.workload.writes() { bench.verify() } else { 0 };
     say(&Step::Verified { wrong })?;
     Ok(ExitCode::SUCCESS)

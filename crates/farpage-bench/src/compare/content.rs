@@ -52,7 +52,7 @@ impl Content {
         let (prot, flags) = (rustix::mm::ProtFlags::READ, rustix::mm::MapFlags::SHARED);
         // SAFETY: a new mapping at an address of the kernel's choice; never unmapped.
         let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), words * 8, prot, flags, &file, 0) }?;
-        // SAFETY: mapped above for good, page-aligned, whole words. Somebody who changes the file during the bench
+        // SAFETY: mapped above for good, page-aligned, whole words. A process that changes the file during the bench
         // makes it report wrong contents, which is what happened then.
         Ok(Content { seed, source: Source::Corpus(unsafe { std::slice::from_raw_parts(base.cast::<u64>(), words) }) })
     }
@@ -93,7 +93,7 @@ impl Content {
     /// Writes a page as it is before any further write.
     ///
     /// # Safety
-    /// `to` is the start of a page that nobody else accesses now.
+    /// `to` is the start of a page that no other thread accesses now.
     pub unsafe fn fill(&self, page: u64, to: *mut u64) {
         let stamp_at = self.stamp_at(page);
         for phrase in 0..WORDS / PHRASE {

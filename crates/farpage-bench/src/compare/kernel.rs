@@ -77,8 +77,8 @@ impl KernelSide {
         let number =
             fs::read_to_string(&control).or_cannot(format_args!("add a zram device: {}", control.display()))?;
         let number: u32 = number.trim().parse().map_err(|_| Failure::new("hot_add gave no number"))?;
-        let told = self.guard.tell("zram", Path::new(&number.to_string()));
-        told.map_err(|e| Failure::new(format!("the bench's guard is gone: {}", why(&e))))?;
+        let noted = self.guard.tell("zram", Path::new(&number.to_string()));
+        noted.map_err(|e| Failure::new(format!("the bench's guard is gone: {}", why(&e))))?;
         self.zram = Some(number);
         let sys = PathBuf::from(format!("/sys/block/zram{number}"));
         for (name, value) in [("comp_algorithm", "lz4".to_owned()), ("disksize", bytes.to_string())] {
@@ -151,7 +151,7 @@ impl KernelSide {
     }
 }
 
-/// Makes something with a new name that nobody can guess; the guard, told by `make`, takes it away.
+/// Makes something with a new name that cannot be guessed; the guard, told by `make`, takes it away.
 fn make_in(directory: &Path, prefix: &str, make: impl FnMut(&Path) -> io::Result<()>) -> io::Result<PathBuf> {
     let made = tempfile::Builder::new().prefix(prefix).rand_bytes(16).disable_cleanup(true).make_in(directory, make)?;
     Ok(made.path().to_path_buf())

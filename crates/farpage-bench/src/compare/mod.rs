@@ -247,7 +247,7 @@ fn kernel_run(args: &CompareArgs, setting: &Setting, spec: &Spec) -> Result<Samp
     Ok(sample)
 }
 
-/// Processor time so far that the host gave to somebody else while a virtual CPU wanted to run, and all of it; in
+/// Processor time so far that the host gave to others while a virtual CPU wanted to run, and all of it; in
 /// ticks.
 pub fn cpu_ticks() -> (u64, u64) {
     const STEAL: usize = 7;

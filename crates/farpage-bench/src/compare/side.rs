@@ -48,7 +48,7 @@ impl Sample {
     }
 }
 
-/// Who pages the process.
+/// What pages the process.
 pub enum Pager<'a> {
     /// The kernel.
     Kernel(&'a KernelSide),

@@ -1,4 +1,4 @@
-//! The workloads: the same code touches the memory, whoever pages it.
+//! The workloads: the same code touches the memory, whatever pages it.
 //!
 //! Every access is timed (one reading of the time stamp counter between two accesses) and its content checked. With
 //! several threads, each has its own share of the pages where it writes or goes in order, and all pages where it

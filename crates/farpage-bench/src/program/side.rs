@@ -107,7 +107,7 @@ impl Ended {
     }
 }
 
-/// Who swaps.
+/// What swaps.
 pub enum Pager<'a> {
     /// The program has all the memory that it wants.
     Nobody,
@@ -239,7 +239,7 @@ impl Group {
         let (mut info, mut usage): (libc::siginfo_t, libc::rusage) =
             unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
         let look = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
-        // SAFETY: the pointer is to a local. The process is ours, and nobody else waits for it.
+        // SAFETY: the pointer is to a local. The process is ours, and is waited for here only.
         if unsafe { libc::waitid(libc::P_PID, self.0 as u32, &mut info, look) } < 0 {
             return Err(lost());
         }
@@ -256,7 +256,7 @@ impl Group {
         }
     }
 
-    /// Ends all members. The first process has not been waited for: nobody else has the group's number.
+    /// Ends all members. The first process has not been waited for: no other has the group's number.
     fn kill(&self) {
         // SAFETY: no memory is touched.
         unsafe { libc::kill(-self.0, libc::SIGKILL) };

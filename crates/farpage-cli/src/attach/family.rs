@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 const MUCH_PART: u64 = 10;
 /// Processes that are named.
 const NAMED: usize = 3;
-/// Whoever is attached to may have started others meanwhile, which are in the tree, or not, if it was late.
+/// A process that is attached to may have started others meanwhile, which are in the tree, or not, if it was late.
 const ROUNDS: usize = 16;
 
 /// All that descend from a process, parents before their children.
@@ -40,7 +40,7 @@ fn outside(pid: u32) -> Vec<u32> {
     descendants(pid).into_iter().filter(|pid| *pid != std::process::id()).filter(is_outside).collect()
 }
 
-/// Attaches to all that the process has started, in its tree. Who is refused counts there, and is named.
+/// Attaches to all that the process has started, in its tree. A process that is refused counts there, and is named.
 pub fn take_in(target: &Target, start: &Start<'_>) -> Result<()> {
     let tree = trees::of(target.pid)?;
     let segment = trees::segment(target.pid)?;
@@ -66,7 +66,7 @@ pub fn take_in(target: &Target, start: &Start<'_>) -> Result<()> {
 }
 
 /// One line, if those that stay outside have much of a budget of `bytes`.
-pub fn say_who_stays_outside(target: &Target, bytes: u64) {
+pub fn warn_of_those_outside(target: &Target, bytes: u64) {
     let mut outside: Vec<(u64, u32)> =
         outside(target.pid).into_iter().map(|pid| (process::anonymous(pid), pid)).collect();
     let all: u64 = outside.iter().map(|(has, _)| has).sum();

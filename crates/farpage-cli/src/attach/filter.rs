@@ -2,8 +2,7 @@
 //! programs give themselves do not, and some end the process for a call that they do not know.
 //!
 //! The filters are read from the process, given to children of ours, and each call that an engine makes is tried there,
-//! with arguments that mean nothing. So the kernel says what it would do, and to whom it does it is a child that ends
-//! anyway.
+//! with arguments that mean nothing. So the kernel says what it would do, and does it to a child that ends anyway.
 //!
 //! Caller: [`super`]. No locks.
 
@@ -103,7 +102,7 @@ fn attempt(filters: &[Filter], call: i64) -> io::Result<Tried> {
 /// Whether the kernel, or a filter, says that a call is not for this process.
 unsafe fn is_refused(call: i64) -> bool {
     const NOTHING: i64 = -1;
-    // SAFETY: caller's promise. Arguments of all ones name nothing; the second one is a length, or wakes nobody.
+    // SAFETY: caller's promise. Arguments of all ones name nothing; the second one is a length, or a number of waiters.
     let result = unsafe { libc::syscall(call, NOTHING, 1_i64, NOTHING, NOTHING, NOTHING, NOTHING) };
     let error = io::Error::last_os_error().raw_os_error();
     result == -1 && matches!(error, Some(libc::EPERM | libc::ENOSYS | libc::EACCES))

@@ -99,7 +99,7 @@ impl Memory {
         file.and_then(read_file).map_err(|error| failed(self.pid, "read the executable", &error))
     }
 
-    /// Whose it is.
+    /// The process.
     pub fn pid(&self) -> u32 {
         self.pid
     }

@@ -7,7 +7,7 @@
 //! | module | what |
 //! | --- | --- |
 //! | [`start`] | loads the library into a process, and starts its engine |
-//! | [`target`] | who can be attached to, and why not |
+//! | [`target`] | which processes can be attached to, and why not |
 //! | [`place`] | which thread, and where |
 //! | [`tracee`], [`stops`] | the thread: calls for us, and is put back; `ptrace` |
 //! | [`filter`] | whether its seccomp filter lets an engine work |
@@ -61,9 +61,9 @@ pub fn main(args: &AttachArgs) -> Result<ExitCode> {
     }
     match args.tree {
         true => family::take_in(&target, &start)?,
-        false => family::say_who_stays_outside(&target, conf.ram),
+        false => family::warn_of_those_outside(&target, conf.ram),
     }
-    let is_within = set::settle(args.pid, conf.ram / PAGE_SIZE as u64)?;
+    let is_within = set::wait_until_within(args.pid, conf.ram / PAGE_SIZE as u64)?;
     if is_within {
         note(&format_args!("within {} after {:.2} s", size::format(conf.ram), since.elapsed().as_secs_f64()));
     }

@@ -51,9 +51,9 @@ fn make_pair(pid: u32, tracee: &mut Tracee<'_>) -> Result<usize> {
     Ok(at)
 }
 
-/// Gives a descriptor to a process that has no other, and a table of its own: the number is [`ALONE`]. Nobody else gets
+/// Gives a descriptor to a process that has no other, and a table of its own: the number is [`ALONE`]. No other gets
 /// it, whatever others write to the memory that they share with it, and whatever its seccomp filter says was done: the
-/// kernel knows who has made a pair of sockets, and no number is read from memory.
+/// kernel knows which process has made a pair of sockets, and no number is read from memory.
 pub fn give_alone(memory: &Memory, pid: u32, tracee: &mut Tracee<'_>, descriptor: BorrowedFd<'_>) -> Result<()> {
     let failed = |error| cannot_give(pid, &error);
     let at = make_pair(pid, tracee)?;

@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::fs;
 
 /// Calls in which a thread waits for others, for time, for input. Those that the kernel begins again by itself come
-/// first; the others return EINTR, which those who use them have to expect.
+/// first; the others return EINTR, which their callers have to expect.
 #[rustfmt::skip]
 const WAITS: [i64; 38] = [
     libc::SYS_nanosleep, libc::SYS_clock_nanosleep, libc::SYS_restart_syscall, libc::SYS_poll, libc::SYS_ppoll,
@@ -165,7 +165,7 @@ impl<'a> Places<'a> {
         known == Some(false)
     }
 
-    /// Looks at the file in whose code a thread was found, if it was not known.
+    /// Looks at the file in which a thread was found, if it was not known.
     pub fn learn(&mut self) {
         let Some(mapping) = self.unknown.take() else { return };
         let defines = self.memory.file_of(&mapping).map_or(true, |file| symbols::address(&file, "malloc").is_some());

@@ -1,6 +1,6 @@
 //! Starts an engine in a process: a thread of it loads the library, and is given back.
 //!
-//! Callers: [`super`], [`super::family`], and who wakes small processes of a tree. No locks.
+//! Callers: [`super`], [`super::family`]; [`crate::set`] wakes small processes of a tree. No locks.
 
 use super::place::Places;
 use super::target::Target;

@@ -73,7 +73,7 @@ pub enum Stop {
     Gone,
 }
 
-/// Whether it has stopped; nobody waits.
+/// Whether it has stopped; without waiting.
 ///
 /// # Errors
 /// As waitpid.

@@ -14,7 +14,7 @@ pub struct Target {
     pub pid: u32,
     /// Its name.
     pub name: String,
-    /// Whose it is.
+    /// Its user.
     pub uid: u32,
     /// It has a seccomp filter.
     pub is_filtered: bool,

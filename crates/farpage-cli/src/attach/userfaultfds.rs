@@ -1,6 +1,6 @@
 //! The userfaultfds of a process whose user may not have any that serve the kernel's faults, too.
 //!
-//! Whoever has `/dev/userfaultfd` open makes as many as he likes, in any of his processes: so the process never has it.
+//! A user with `/dev/userfaultfd` open makes as many as wanted, in any process: so the process never has it.
 //! A helper ([`Helper`]) that has the process's memory and descriptors of its own makes two, and ends; while it has the
 //! device, that user may not trace it, as long as the program leaves it at that. This command, as root, switches them
 //! on, with messages of forks, by which forked children have theirs.
@@ -56,7 +56,7 @@ pub fn make(target: &Target, tracee: &mut Tracee<'_>) -> Result<[OwnedFd; KINDS]
     // Of the memory, which is the program's.
     let mut dumpable = |call: i32, to: usize| helper.syscall(libc::SYS_prctl, [call as usize, to, 0, 0, 0, 0]);
     let before = dumpable(libc::PR_GET_DUMPABLE, 0)?.unwrap_or(0);
-    // From here on nobody but root may fetch its descriptors.
+    // From here on only root may fetch its descriptors.
     if before == 1 {
         dumpable(libc::PR_SET_DUMPABLE, 0)?.map_err(|error| target.refuse(&why(&error)))?;
     }

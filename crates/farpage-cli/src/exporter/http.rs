@@ -88,7 +88,7 @@ fn connection(stream: &TcpStream, answer: &dyn Fn(&Request<'_>) -> Answer) -> io
         }
     };
     write(stream, text(&answer, with_body).as_bytes(), until)?;
-    // If bytes that nobody has read are there when it is closed, the client may lose the answer.
+    // If bytes that were not read are there when it is closed, the client may lose the answer.
     stream.shutdown(Shutdown::Write)?;
     let until = until.min(Instant::now() + CLOSE);
     let mut rest = [0; 4096];

@@ -15,12 +15,12 @@ use std::io::Read;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Who was refused is tried again after this long.
+/// A process that was refused is tried again after this long.
 const AGAIN: Duration = Duration::from_secs(30);
 /// Most at a time: each needs some memory of its own.
 const AT_ONCE: usize = 4;
 
-/// Commands that run, and who was refused.
+/// Commands that run, and processes that were refused.
 pub struct Attaches {
     engine: Vec<OsString>,
     running: Vec<Attach>,
@@ -45,7 +45,7 @@ struct Refusal {
 
 /// One that has ended.
 pub struct Done {
-    /// Who.
+    /// The process.
     pub id: Id,
     /// Where.
     pub place: Place,

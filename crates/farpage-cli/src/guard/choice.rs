@@ -1,6 +1,6 @@
-//! Who gets which budget, so that memory is not exhausted. Numbers only.
+//! Which process gets which budget, so that memory is not exhausted. Numbers only.
 //!
-//! As few as possible are cut, the largest first; those who are, to the same size, none below half of what it has now
+//! As few as possible are cut, the largest first; those that are, to the same size, none below half of what it has now
 //! and none below its floor. Where nothing has to be given back yet and memory fills fast, the one that grows fastest
 //! gets a budget that it can grow into, if it has none.
 //!

@@ -1,11 +1,11 @@
-//! `farpage guard`: before memory is exhausted, the largest gets a budget, or a smaller one, and nobody is killed.
+//! `farpage guard`: before memory is exhausted, the largest gets a budget, or a smaller one, and none is killed.
 //!
 //! | file | what |
 //! | --- | --- |
 //! | here | the loop: looks, acts, gives back |
 //! | [`watch`] | what is watched: how much is left, and whether that is too little |
-//! | [`choice`] | who gets which budget |
-//! | [`rules`] | who may |
+//! | [`choice`] | which process gets which budget |
+//! | [`rules`] | which processes may be cut |
 //! | [`targets`] | processes and trees, as they are |
 //! | [`attaches`] | programs that are attached to: each by a command of its own |
 //! | [`say`] | lines on standard error |
@@ -46,9 +46,9 @@ const PAUSE_MIN: Duration = Duration::from_millis(20);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// Between two looks at all its processes, while something has to be done.
 const SEARCH: Duration = Duration::from_millis(100);
-/// The same, while nobody has anything to give.
-const SEARCH_HELPLESS: Duration = Duration::from_secs(1);
-/// How long it has to be calm before somebody gets more.
+/// The same, while no process has anything to give.
+const SEARCH_EXHAUSTED: Duration = Duration::from_secs(1);
+/// How long it has to be calm before a process gets more.
 const CALM: Duration = Duration::from_secs(5);
 /// What is above its budget counts as about to give, as long as it becomes smaller by [`SHRINKS`] within this time.
 const SHRINKS_WITHIN: Duration = Duration::from_secs(2);
@@ -58,7 +58,7 @@ const SHRINKS: u64 = 1 << 20;
 const WORTH: u64 = 8 << 20;
 /// Smaller ones get no budget ahead of need, bytes; nor do those that have less than a tenth of what there is.
 const AHEAD_MIN: u64 = 32 << 20;
-/// As earlyoom has it: it goes after everybody else.
+/// As earlyoom has it: it goes after all others.
 const OOM_SCORE: &str = "-900";
 
 /// A place, and what it was like.
@@ -75,10 +75,10 @@ struct Watched {
     above: HashMap<Id, Above>,
     /// Since when nothing has to be done.
     calm: Instant,
-    /// When it was seen last whether somebody can have more.
+    /// When it was seen last whether a process can have more.
     gave_back: Instant,
-    /// It has been said that nobody can give more.
-    is_helpless: bool,
+    /// It has been said that no process can give more.
+    is_exhausted: bool,
     /// With `--dry-run`: the budgets that would have been given.
     would: HashMap<Id, u64>,
 }
@@ -97,7 +97,7 @@ struct Above {
 struct Given {
     /// What it had before, bytes; `None`: no budget.
     original: Option<u64>,
-    /// What we gave, bytes: if it has another one now, somebody else decided so.
+    /// What we gave, bytes: if it has another one now, a user decided so.
     budget: u64,
 }
 
@@ -125,7 +125,7 @@ pub fn main(args: &GuardArgs) -> Result<ExitCode> {
     for name in &args.cgroup {
         Group::named(name).map_err(|error| no_group(name, &error))?;
     }
-    hold_out();
+    prepare_for_exhaustion();
     let (given, peaks, speaker, missing) = (HashMap::new(), HashMap::new(), Speaker::default(), HashSet::new());
     let mut guard = Guard { args, physical, places: Vec::new(), attaches, given, peaks, speaker, missing };
     loop {
@@ -139,9 +139,9 @@ pub fn main(args: &GuardArgs) -> Result<ExitCode> {
     }
 }
 
-/// Does what is possible to go on when there is no memory, and when nobody listens.
-fn hold_out() {
-    // Who may not, goes on as it is.
+/// Does what is possible to go on when there is no memory, and when its lines are not read.
+fn prepare_for_exhaustion() {
+    // Without the right to, it goes on as it is.
     let _ = fs::write("/proc/self/oom_score_adj", OOM_SCORE);
     let _ = mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT);
     // SAFETY: sets a disposition.
@@ -231,7 +231,7 @@ impl Guard<'_> {
             above: HashMap::new(),
             calm: Instant::now(),
             gave_back: Instant::now(),
-            is_helpless: false,
+            is_exhausted: false,
             would: HashMap::new(),
         });
     }
@@ -258,14 +258,14 @@ impl Guard<'_> {
             let need = watched.trend.need(keep);
             if need != Need::Calm {
                 watched.calm = now;
-                let pause = if watched.is_helpless { SEARCH_HELPLESS } else { SEARCH };
+                let pause = if watched.is_exhausted { SEARCH_EXHAUSTED } else { SEARCH };
                 if watched.searched.is_none_or(|then| then.elapsed() >= pause) {
                     watched.searched = Some(now);
                     self.act(watched, reading, need, keep);
                 }
             } else if watched.calm.elapsed() >= CALM && watched.gave_back.elapsed() >= CALM {
                 watched.gave_back = now;
-                (watched.is_helpless, watched.searched) = (false, None);
+                (watched.is_exhausted, watched.searched) = (false, None);
                 watched.would.clear();
                 watched.had.clear();
                 watched.above.clear();
@@ -309,9 +309,9 @@ impl Guard<'_> {
             _ => format!("{left} of {limit} are left"),
         };
         let comes = candidates.iter().any(|one| one.budget.is_some_and(|budget| budget < one.has));
-        if matches!(need, Need::Now(_)) && cuts.is_empty() && !comes && !watched.is_helpless {
+        if matches!(need, Need::Now(_)) && cuts.is_empty() && !comes && !watched.is_exhausted {
             self.speaker.say(format_args!("{}: {why}, and there is nobody who can give more", watched.place));
-            watched.is_helpless = true;
+            watched.is_exhausted = true;
         }
         for Cut { index, budget } in cuts {
             self.give(&targets[index], watched, budget, &why);
@@ -335,12 +335,12 @@ impl Guard<'_> {
             }
             numbers.budget = watched.would.get(&target.id).copied().or(numbers.budget);
         }
-        self.leave_out_who_does_not_shrink(watched, &mut targets);
+        self.exclude_those_that_do_not_shrink(watched, &mut targets);
         targets
     }
 
-    /// Who is above its budget and does not become smaller gives nothing: nobody waits for it.
-    fn leave_out_who_does_not_shrink(&mut self, watched: &mut Watched, targets: &mut [Target]) {
+    /// A process that is above its budget and does not become smaller gives nothing: it is not waited for.
+    fn exclude_those_that_do_not_shrink(&mut self, watched: &mut Watched, targets: &mut [Target]) {
         if self.args.dry_run {
             return;
         }
@@ -366,7 +366,7 @@ impl Guard<'_> {
         }
     }
 
-    /// Gives one a budget, and says so: of who is attached to, when that is done.
+    /// Gives one a budget, and says so: of a process that is attached to, when that is done.
     fn give(&mut self, target: &Target, watched: &mut Watched, budget: u64, why: &str) {
         let place = &watched.place;
         let why = format!("{why}, and {} had {}", target, size::format(target.numbers.has));
@@ -397,7 +397,8 @@ impl Guard<'_> {
         ours.map_or(now, |given| given.original)
     }
 
-    /// Nothing has to be done in a place for a while: who has too little gets more, as far as all places have it.
+    /// Nothing has to be done in a place for a while: a process with too little gets more, as far as all places have
+    /// it.
     fn give_back(&mut self, places: &[Watched], index: usize) {
         let here: HashSet<u32> = places[index].place.processes().into_iter().collect();
         let mut best: Option<(u64, Id, u64)> = None;
@@ -418,7 +419,7 @@ impl Guard<'_> {
                 best = Some((out, *id, most));
             }
         }
-        // Somebody else has set theirs.
+        // A user has set theirs.
         self.given.retain(|id, _| !others.contains(id));
         let Some((out, id, most)) = best else { return };
         let (Ok(tree), Some(given)) = (trees::of(id.pid), self.given.get_mut(&id)) else { return };

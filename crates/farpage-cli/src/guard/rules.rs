@@ -1,4 +1,4 @@
-//! Whose memory may be cut: rules by name, user and cgroup.
+//! Which processes may be cut: rules by name, user and cgroup.
 //!
 //! Caller: [`super`]. No locks.
 
@@ -28,7 +28,7 @@ pub enum RuleError {
     /// A pattern.
     #[error("{0}: {1}")]
     Glob(String, PatternError),
-    /// A name of nobody here.
+    /// A name that no user here has.
     #[error("{0}: no such user")]
     User(String),
 }
@@ -38,7 +38,7 @@ pub enum RuleError {
 pub struct Subject<'a> {
     /// The name of the process, and that of its executable's file: the kernel cuts the first one to 15 characters.
     pub names: [&'a str; 2],
-    /// Whose it is.
+    /// Its user.
     pub uid: u32,
     /// Its memory cgroup.
     pub cgroup: Option<&'a str>,

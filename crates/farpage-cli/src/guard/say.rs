@@ -1,4 +1,4 @@
-//! What the guard says. It must not wait for who reads it: a pipe that is full costs lines, and never protection.
+//! What the guard says. It must not wait for its reader: a pipe that is full costs lines, and never protection.
 //!
 //! Caller: [`super`]. One thread, no locks.
 
@@ -13,7 +13,7 @@ pub struct Speaker {
 }
 
 impl Speaker {
-    /// Says a line, if somebody takes it.
+    /// Says a line, if it can be written at once.
     pub fn say(&mut self, line: impl fmt::Display) {
         let mut stderr = io::stderr();
         let mut waits = [PollFd::new(&stderr, PollFlags::OUT)];
@@ -28,7 +28,7 @@ impl Speaker {
             0 => format!("farpage: {line}\n"),
             lost => format!("farpage: {lost} lines were lost here\nfarpage: {line}\n"),
         };
-        // Nobody reads any more: that is no reason to end.
+        // There is no reader any more: that is no reason to end.
         let _ = stderr.write_all(text.as_bytes());
     }
 }

@@ -15,7 +15,7 @@ use std::fmt;
 use std::fs;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Who has less anonymous memory is not looked at more closely, bytes: there may be hundreds.
+/// A process with less anonymous memory is not looked at more closely, bytes: there may be hundreds.
 const SMALL: u64 = RAM_MIN / 4;
 
 /// A process, not to be confused with a later one of the same number.

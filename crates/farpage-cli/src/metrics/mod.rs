@@ -98,10 +98,10 @@ pub fn families(processes: &[Managed], trees: &[Tree]) -> Vec<Family> {
     let unreadable = processes.iter().filter(|one| one.pages.is_none()).count() as u64;
     let help = "Processes under farpage whose counters the user who asks may not read.";
     families.add("unreadable_processes", FamilyKind::Gauge, help, Vec::new(), Amount::Whole(unreadable));
-    let mut told = BTreeSet::new();
+    let mut seen = BTreeSet::new();
     for one in processes {
         for page in one.pages.iter().flatten() {
-            if told.insert((one.pid, page.pager())) {
+            if seen.insert((one.pid, page.pager())) {
                 of_page(&mut families, one, page);
             }
         }

@@ -1,8 +1,8 @@
 //! What `--report` says of each mapping of the first process: its name, what of it was in memory when the process had
 //! most and at the last look, and what readahead did in it.
 //!
-//! Outside of the engine nobody knows what of a mapping is swapped out: what is not in memory is, or was never touched.
-//! The kernel goes through all page tables for an answer, so it is asked for a fiftieth of the time at most.
+//! Outside of the engine it is not known what of a mapping is swapped out: what is not in memory is, or was never
+//! touched. The kernel goes through all page tables for an answer, so it is asked for a fiftieth of the time at most.
 //! Caller: [`super::record`]. One thread, no locks.
 
 use crate::mappings::{NamedMapping, Names};
@@ -59,7 +59,7 @@ fn largest([one, other]: [u64; 2]) -> u64 {
     one.max(other)
 }
 
-/// Of this thread. Somebody else's use of the CPU is no cost of a look.
+/// Of this thread. Another thread's use of the CPU is no cost of a look.
 fn cpu_time() -> Duration {
     clock_gettime(ClockId::ThreadCPUTime).try_into().unwrap_or_default()
 }
@@ -154,7 +154,7 @@ mod tests {
             swap_ra_hit: 5 * faults,
             window: 8,
         };
-        // Two pieces of the heap, the one that is gone, one that nobody has seen.
+        // Two pieces of the heap, the one that is gone, one that was never seen.
         let table = seen.json(&[ahead(0x1000, 3), ahead(0x4000, 4), ahead(0x9000, 1), ahead(0xf000, 2)]);
         let places = ["name", "start", "bytes", "pgmajfault"];
         let expected = ["[heap] 4096 28672 7", "anonymous 36864 4096 1", "- 61440 4096 2"];

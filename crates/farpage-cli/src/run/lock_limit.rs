@@ -1,5 +1,5 @@
 //! The program may lock (`mlock`) half of its budget: memory that is locked cannot be swapped out, and a program that
-//! locks more than the budget would wait for ever for room that nobody can make.
+//! locks more than the budget would wait for ever for room that cannot be made.
 //!
 //! The kernel enforces it, so that it holds for `mlock`, `mlockall`, `MAP_LOCKED` and bare system calls alike: what is
 //! too much fails with ENOMEM (`mmap`: EAGAIN), as for any program without privileges. `CAP_IPC_LOCK`, with which there

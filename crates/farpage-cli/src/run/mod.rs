@@ -140,7 +140,7 @@ pub fn main(args: RunArgs) -> Result<ExitCode> {
     if !args.engine.swap.is_empty() {
         conf.swap.iter().try_for_each(|spec| make_file(spec, &note))?;
     }
-    // Somebody has to be there afterwards: to report, or to remove what is left on servers.
+    // This process has to be there afterwards: to report, or to remove what is left on servers.
     let has_servers = conf.swap.iter().any(|spec| matches!(spec.kind, DeviceKind::Nbd(_) | DeviceKind::Redis(_)));
     if !args.stats && target.is_none() && page.is_none() && !has_servers {
         early::restore_sigpipe();
@@ -277,7 +277,7 @@ fn engine_configuration(bytes: u64, args: &EngineArgs) -> Result<Conf> {
 }
 
 /// For a program that runs already: what `farpage run` would have told it, and the text of that. It does not expect
-/// anybody to write to its standard error.
+/// others to write to its standard error.
 ///
 /// # Errors
 /// What is asked for cannot be.
@@ -425,7 +425,7 @@ fn make_file(spec: &SwapSpec, note: &dyn Fn(&dyn std::fmt::Display)) -> Result<(
     }
     match OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
         Ok(_) => note(&format_args!("made {}", path.display())),
-        // The same file for two devices, or somebody else was faster.
+        // The same file for two devices, or another process was faster.
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists => check_file(path, path)?,
         Err(e) => {
             let failure = no_file(path, &format!("cannot make it: {}", why(&e)));

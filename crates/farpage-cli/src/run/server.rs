@@ -97,7 +97,8 @@ pub fn open(spec: &RedisSpec, password: Option<&[u8]>) -> Result<(RedisSpec, Ser
     settle(spec, password, Server::open).map_err(failure)
 }
 
-/// Makes the exports of a program its own, and gives them to those who give them back. Their addresses are numbers.
+/// Makes the exports of a program its own, and gives them to the caller, which gives them back. Their addresses are
+/// numbers.
 pub fn take_all(specs: &mut [SwapSpec]) -> Result<Vec<Export>> {
     let export = |spec: &'_ mut SwapSpec| match &mut spec.kind {
         DeviceKind::Nbd(spec) => Some(take(spec)),
@@ -106,7 +107,7 @@ pub fn take_all(specs: &mut [SwapSpec]) -> Result<Vec<Export>> {
     specs.iter_mut().filter_map(export).collect()
 }
 
-/// An export that will do: it holds nothing that anybody needs, and is this program's from now on.
+/// An export that will do: it holds nothing that is needed, and is this program's from now on.
 pub fn take(spec: &mut NbdSpec) -> Result<Export> {
     let export = Export::of(spec).map_err(failure)?;
     spec.id = export.id();

@@ -19,7 +19,7 @@ use std::process::ExitCode;
 use std::ptr;
 use std::time::{Duration, Instant};
 
-/// Signals that are not passed on: those that nobody can catch or that stop us before we could; those that say that
+/// Signals that are not passed on: those that cannot be caught or that stop us before we could; those that say that
 /// *we* did something wrong; and SIGCHLD, which is about the child.
 const NOT_FORWARDED: [i32; 12] = [
     libc::SIGKILL,
@@ -258,7 +258,7 @@ fn descends_from(mut pid: i32, ancestor: i32) -> bool {
 }
 
 /// The child was stopped from the terminal: stop too, so that the shell notices. A SIGSTOP sent to the child alone
-/// is left to whoever will continue it.
+/// is left to the process that will continue it.
 fn stop_with(signal: i32) {
     if [libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU].contains(&signal) {
         deliver_to_self(signal);

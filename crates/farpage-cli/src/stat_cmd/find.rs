@@ -1,9 +1,9 @@
 //! Finds engines and pagers from outside: by their threads' names, and the statistics pages among the descriptors of
 //! these. An engine's threads have a table of their own, and so have those of each pager.
 //!
-//! All that is read here is what a process says of itself, and whoever owns it may make it say anything: names with any
-//! bytes, and files under the name of a page that hang whoever opens them ([`memfd`](crate::memfd)). Nothing is read of
-//! its memory (`environ`, `cmdline`): a page of it may come from a filesystem that does not answer.
+//! All that is read here is what a process says of itself, and its user may make it say anything: names with any
+//! bytes, and files under the name of a page that hang a process which opens them ([`memfd`](crate::memfd)). Nothing is
+//! read of its memory (`environ`, `cmdline`): a page of it may come from a filesystem that does not answer.
 
 use crate::failure::{Failure, OrCannot, Result};
 use crate::memfd::{self, Memfd};

@@ -7,7 +7,7 @@
 //! | `reading` | what is read, rates, the last two minutes |
 //! | `state` | what is shown, and what keys do |
 //! | `list`, `details`, `look` | drawing |
-//! | `mappings`, `users` | what mappings are called, and whose a process is |
+//! | `mappings`, `users` | what mappings are called, and the user of a process |
 //!
 //! Callers: `main`. One thread.
 
@@ -123,7 +123,8 @@ fn give(prompt: &Prompt) -> String {
     }
 }
 
-/// Parks a tree or brings it back, as `farpage park` and `unpark` do; what came of it. Nobody waits until all is done.
+/// Parks a tree or brings it back, as `farpage park` and `unpark` do; what came of it. It does not wait until all is
+/// done.
 fn order(parking: Parking) -> Result<String> {
     let pid = parking.pid;
     let tree = trees::of(pid)?;

@@ -1,7 +1,7 @@
 //! What `farpage top` shows: one reading of everything, rates since the one before, and the last two minutes.
 //!
-//! A [`Monitor`] owns what has to be remembered between readings, and forgets whoever has ended. Callers: [`super`].
-//! One thread, no locks.
+//! A [`Monitor`] owns what has to be remembered between readings, and forgets processes that have ended. Callers:
+//! [`super`]. One thread, no locks.
 
 use super::users::Users;
 use crate::failure::Result;

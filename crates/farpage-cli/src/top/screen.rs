@@ -82,7 +82,7 @@ impl Screen {
         });
         let note = |signal: i32| {
             let seen = Arc::new(AtomicBool::new(false));
-            // If nobody looks after the first one, the second ends the process at once.
+            // If the first one is not looked at, the second ends the process at once.
             flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&seen))?;
             flag::register(signal, Arc::clone(&seen))?;
             Ok((signal, seen))
@@ -116,7 +116,7 @@ impl Screen {
             match next_event()? {
                 Some(Event::Key(key)) if key.kind != KeyEventKind::Release => return Ok(Next::Key(key)),
                 Some(Event::Resize(columns, rows)) => {
-                    // It may have been small for so short a time that nobody saw it, and have lost what was there.
+                    // It may have been small for so short a time that this was not seen, and have lost what was there.
                     self.terminal.resize(Rect::new(0, 0, columns, rows))?;
                     return Ok(Next::Redraw);
                 }
@@ -179,7 +179,7 @@ fn is_gone(most: Duration) -> io::Result<bool> {
     }
 }
 
-/// Ends the process as the signal would have: who waits for it sees why.
+/// Ends the process as the signal would have: its parent sees why.
 pub fn die_of(signal: i32) {
     let _ = low_level::emulate_default_handler(signal);
 }

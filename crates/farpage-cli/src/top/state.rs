@@ -174,7 +174,7 @@ impl State {
             parking: None,
             message: None,
         };
-        state.settle();
+        state.keep_selection();
         state
     }
 
@@ -188,7 +188,7 @@ impl State {
             self.view = View::List;
         }
         self.reading = reading;
-        self.settle();
+        self.keep_selection();
     }
 
     /// Trees with their programs, then programs without one; all in order.
@@ -217,7 +217,7 @@ impl State {
     }
 
     /// Selects the first row if the selected one has gone.
-    fn settle(&mut self) {
+    fn keep_selection(&mut self) {
         if self.selected_place().is_none() {
             self.selected = self.rows().first().map(ListRow::id);
         }

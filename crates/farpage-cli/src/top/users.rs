@@ -1,4 +1,4 @@
-//! Whose a process is, by name.
+//! The user of a process, by name.
 //!
 //! The passwd database may be far away, so each user is looked up once. Callers: [`super::reading`]. No locks.
 

@@ -1,6 +1,6 @@
 //! A late start: the library came by `dlopen`, into a program that runs already.
 //!
-//! Who loads it calls [`farpage_start`]. What the loader does for a preloaded library is done here:
+//! What loads it calls [`farpage_start`]. What the loader does for a preloaded library is done here:
 //!
 //! | module | what |
 //! | --- | --- |

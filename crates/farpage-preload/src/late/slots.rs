@@ -217,7 +217,7 @@ impl Loaded {
     }
 }
 
-/// Libraries may change from now on, until this is dropped. `None`: nobody minds.
+/// Libraries may change from now on, until this is dropped. `None`: it does not matter.
 pub fn change_of_libraries() -> Option<ProgramChange> {
     let minds = !is_engine_thread() && engine().is_some_and(|e| e.is_active() && e.fork.is_home());
     minds.then(ProgramChange::begin)
@@ -233,7 +233,7 @@ pub(crate) fn look_up(handle: *mut c_void, name: &CStr) -> usize {
 }
 
 /// What the program calls by a name: the function, also where its own executable has a stub that stands for it (an
-/// executable at a fixed address that takes a function's address has one, and the loader gives that to all who ask).
+/// executable at a fixed address that takes a function's address has one, and the loader gives that to all that ask).
 /// 0: there is none.
 pub fn what_the_program_calls(name: &CStr) -> usize {
     let found = look_up(libc::RTLD_DEFAULT, name);

@@ -33,7 +33,7 @@ extern "C" fn errno_location() -> *mut c_int {
     match unsafe { function(real!("__errno_location").address(), errno_location as extern "C" fn() -> _) } {
         Some(real) => real(),
         None => {
-            // No libc that we know: a word that nobody else reads.
+            // No libc that we know: a word that is read nowhere else.
             static NOBODYS: AtomicI32 = AtomicI32::new(0);
             NOBODYS.as_ptr()
         }

@@ -302,7 +302,7 @@ fn a_thread_that_is_cancelled_in_a_call_holds_nothing() {
         assert_eq!(libc::pthread_join(thread, &mut ended), 0);
         assert!(ended as isize == -1 || !cancels_anywhere(), "it was not cancelled");
     }
-    // Places are not scarce yet: it is still noted. Whoever looks for the ended lets go of it, as soon as the kernel
+    // Places are not scarce yet: it is still noted. The next look for the ended lets go of it, as soon as the kernel
     // has forgotten the thread, which may be after the join.
     while !memory.is_free(at, 100) {
         held::sweep();

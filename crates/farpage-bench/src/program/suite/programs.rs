@@ -247,7 +247,7 @@ fn is_command(name: &str) -> bool {
 
 /// The path of a Python that has these modules: its own, where `python` is a script that chooses one.
 fn python_with(python: &Path, modules: &[&str]) -> Option<PathBuf> {
-    // Without the directory where the bench was started, which may be anybody's.
+    // Without the directory where the bench was started, which may be any.
     const PROBE: &str = "import sys\n\
                          sys.path = [place for place in sys.path if place]\n\
                          import importlib\n\
