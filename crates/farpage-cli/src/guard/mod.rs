@@ -68,15 +68,21 @@ struct Watched {
     /// When it is looked at again.
     next: Instant,
     kills: u64,
-    /// When all its processes were looked at, and what those had that have no budget.
-    searched: Option<Instant>,
-    had: HashMap<Id, u64>,
-    /// Those that are above their budgets.
-    above: HashMap<Id, Above>,
     /// Since when nothing has to be done.
     calm: Instant,
     /// When it was seen last whether a process can have more.
     gave_back: Instant,
+    shortage: Shortage,
+}
+
+/// What is known since something had to be done.
+#[derive(Default)]
+struct Shortage {
+    /// When all processes were looked at, and what those had that have no budget.
+    searched: Option<Instant>,
+    had: HashMap<Id, u64>,
+    /// Those that are above their budgets.
+    above: HashMap<Id, Above>,
     /// It has been said that no process can give more.
     is_exhausted: bool,
     /// With `--dry-run`: the budgets that would have been given.
@@ -226,13 +232,9 @@ impl Guard<'_> {
             place,
             trend: Trend::default(),
             next: Instant::now(),
-            searched: None,
-            had: HashMap::new(),
-            above: HashMap::new(),
             calm: Instant::now(),
             gave_back: Instant::now(),
-            is_exhausted: false,
-            would: HashMap::new(),
+            shortage: Shortage::default(),
         });
     }
 
@@ -258,17 +260,14 @@ impl Guard<'_> {
             let need = watched.trend.need(keep);
             if need != Need::Calm {
                 watched.calm = now;
-                let pause = if watched.is_exhausted { SEARCH_EXHAUSTED } else { SEARCH };
-                if watched.searched.is_none_or(|then| then.elapsed() >= pause) {
-                    watched.searched = Some(now);
+                let pause = if watched.shortage.is_exhausted { SEARCH_EXHAUSTED } else { SEARCH };
+                if watched.shortage.searched.is_none_or(|then| then.elapsed() >= pause) {
+                    watched.shortage.searched = Some(now);
                     self.act(watched, reading, need, keep);
                 }
             } else if watched.calm.elapsed() >= CALM && watched.gave_back.elapsed() >= CALM {
                 watched.gave_back = now;
-                (watched.is_exhausted, watched.searched) = (false, None);
-                watched.would.clear();
-                watched.had.clear();
-                watched.above.clear();
+                watched.shortage = Shortage::default();
                 self.give_back(&places, index);
             }
         }
@@ -309,9 +308,9 @@ impl Guard<'_> {
             _ => format!("{left} of {limit} are left"),
         };
         let comes = candidates.iter().any(|one| one.budget.is_some_and(|budget| budget < one.has));
-        if matches!(need, Need::Now(_)) && cuts.is_empty() && !comes && !watched.is_exhausted {
+        if matches!(need, Need::Now(_)) && cuts.is_empty() && !comes && !watched.shortage.is_exhausted {
             self.speaker.say(format_args!("{}: {why}, and there is nobody who can give more", watched.place));
-            watched.is_exhausted = true;
+            watched.shortage.is_exhausted = true;
         }
         for Cut { index, budget } in cuts {
             self.give(&targets[index], watched, budget, &why);
@@ -322,18 +321,18 @@ impl Guard<'_> {
     fn targets(&mut self, watched: &mut Watched) -> Vec<Target> {
         let mut targets = targets::find(&watched.place, &self.args.only, &self.args.never);
         targets.retain(|target| target.tree.is_some() || !self.attaches.is_refused(target.id));
-        let before = std::mem::take(&mut watched.had);
+        let before = std::mem::take(&mut watched.shortage.had);
         for target in &mut targets {
             let numbers = &mut target.numbers;
             let peak = self.peaks.entry(target.id).or_default();
             *peak = numbers.has.max(*peak);
             numbers.floor = numbers.floor.max(*peak / 4);
             numbers.grown = before.get(&target.id).map_or(0, |had| numbers.has.saturating_sub(*had));
-            watched.had.insert(target.id, numbers.has);
+            watched.shortage.had.insert(target.id, numbers.has);
             if target.tree.is_none() {
                 numbers.budget = self.attaches.budget(target.id);
             }
-            numbers.budget = watched.would.get(&target.id).copied().or(numbers.budget);
+            numbers.budget = watched.shortage.would.get(&target.id).copied().or(numbers.budget);
         }
         self.exclude_those_that_do_not_shrink(watched, &mut targets);
         targets
@@ -344,7 +343,7 @@ impl Guard<'_> {
         if self.args.dry_run {
             return;
         }
-        let mut before = std::mem::take(&mut watched.above);
+        let mut before = std::mem::take(&mut watched.shortage.above);
         for target in targets {
             let has = target.numbers.has;
             let Some(budget) = target.numbers.budget.filter(|budget| *budget < has) else { continue };
@@ -362,7 +361,7 @@ impl Guard<'_> {
                 }
                 above.said = Some(budget);
             }
-            watched.above.insert(target.id, above);
+            watched.shortage.above.insert(target.id, above);
         }
     }
 
@@ -371,7 +370,7 @@ impl Guard<'_> {
         let place = &watched.place;
         let why = format!("{why}, and {} had {}", target, size::format(target.numbers.has));
         if self.args.dry_run {
-            watched.would.insert(target.id, budget);
+            watched.shortage.would.insert(target.id, budget);
             self.speaker.say(format_args!("{place}: {why}: it would get a budget of {}", size::format(budget)));
             return;
         }

@@ -2,12 +2,11 @@
 
 use crate::early;
 use crate::failure::{FAILED, Failure, NOT_EXECUTABLE, NOT_FOUND, Result, shown, why};
-use std::ffi::{CString, OsString};
+use std::ffi::{CStr, CString, OsString};
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
-use std::ptr;
 
 /// What `execve` is told.
 #[derive(Debug, Clone)]
@@ -94,14 +93,11 @@ impl Image {
     }
 }
 
-fn execve(file: &std::ffi::CStr, argv: &[CString], env: &[CString]) -> io::Error {
-    let pointers = |list: &[CString]| -> Vec<*const libc::c_char> {
-        list.iter().map(|s| s.as_ptr()).chain([ptr::null()]).collect()
-    };
-    let (argv, env) = (pointers(argv), pointers(env));
-    // SAFETY: both arrays end in a null pointer, and the strings they point to live until execve returns.
-    unsafe { libc::execve(file.as_ptr(), argv.as_ptr(), env.as_ptr()) };
-    io::Error::last_os_error()
+/// Comes back only with the reason why it could not.
+fn execve(file: &CStr, argv: &[CString], env: &[CString]) -> io::Error {
+    match nix::unistd::execve(file, argv, env) {
+        Err(error) => error.into(),
+    }
 }
 
 #[cfg(test)]

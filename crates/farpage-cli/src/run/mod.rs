@@ -67,7 +67,7 @@ pub fn main(args: RunArgs) -> Result<ExitCode> {
     note(&format_args!("preload library {}", library.display()));
 
     let forgivable = |failure: Failure| forgivable(&args, failure);
-    let probe = Probe::take(device.as_ref().map(Device::fd));
+    let probe = Probe::take(device);
     probe.verdict().map_err(Failure::from).or_else(forgivable)?;
     if let Err(why) = probe.forks()
         && !args.quiet
@@ -126,8 +126,8 @@ pub fn main(args: RunArgs) -> Result<ExitCode> {
     }
     image.set("LD_PRELOAD", &preload::ld_preload(&library, std::env::var_os("LD_PRELOAD").as_deref()))?;
     image.unset(conf::ENV_STAT_FD);
-    match &device {
-        Some(device) => image.set(conf::ENV_UFFD_FD, device.fd().as_raw_fd().to_string().as_bytes())?,
+    match device {
+        Some(device) => image.set(conf::ENV_UFFD_FD, device.as_raw_fd().to_string().as_bytes())?,
         None => image.unset(conf::ENV_UFFD_FD),
     }
     for (key, value) in user.iter().flat_map(|u| &u.env) {
@@ -459,38 +459,20 @@ fn conf_text(conf: &Conf) -> Result<String> {
     }
 }
 
-/// An open /dev/userfaultfd that the program will inherit.
-enum Device {
-    /// Our launcher's launcher left it open.
-    Inherited(BorrowedFd<'static>),
-    /// Opened here.
-    Opened(OwnedFd),
-}
-
-impl Device {
-    fn fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Device::Inherited(fd) => *fd,
-            Device::Opened(fd) => fd.as_fd(),
-        }
-    }
-}
-
-fn device_for_program(note: &dyn Fn(&dyn std::fmt::Display)) -> Option<Device> {
+/// An open /dev/userfaultfd that the program inherits.
+fn device_for_program(note: &dyn Fn(&dyn std::fmt::Display)) -> Option<BorrowedFd<'static>> {
     if let Some(fd) = probe::inherited_device() {
         note(&format_args!("userfaultfd device inherited as descriptor {}", fd.as_raw_fd()));
-        return Some(Device::Inherited(fd));
+        return Some(fd);
     }
-    match probe::open_device()
-        .map_err(io::Error::from)
-        .and_then(|fd| keep_across_exec(fd.as_fd()).map_err(io::Error::from))
-    {
+    match probe::open_device().and_then(|fd| keep_across_exec(fd.as_fd())) {
         Ok(fd) => {
             note(&format_args!("userfaultfd device open as descriptor {}", fd.as_raw_fd()));
-            Some(Device::Opened(fd))
+            let stays_open: &OwnedFd = Box::leak(Box::new(fd));
+            Some(stays_open.as_fd())
         }
         Err(error) => {
-            note(&format_args!("{} cannot be opened: {}", probe::DEVICE, why(&error)));
+            note(&format_args!("{} cannot be opened: {}", probe::DEVICE, why(&error.into())));
             None
         }
     }
