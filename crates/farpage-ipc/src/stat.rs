@@ -289,7 +289,7 @@ fields! {
         swap_ra_hit = SWAP,
         /// Windows whose read was begun before the program came to them.
         swap_ra_windows = SWAP.of_engines(),
-        /// Windows whose read was begun before the program came to them, and of which a page was wanted.
+        /// Those of these windows of which a page was wanted.
         swap_ra_windows_hit = SWAP.of_engines(),
         /// Faults served from the swap cache, without I/O.
         workingset_refault_cached = FAULTS.exported_as("workingset_refault"),

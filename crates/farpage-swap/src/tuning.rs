@@ -52,47 +52,49 @@ macro_rules! controllers {
 
         /// All of them, in the order of [`Controller`].
         pub const CONTROLLERS: &[ControllerInfo] = &[$(
-            ControllerInfo { name: $name, unit: $unit, range: ($least, $most), place: TuneScope::$place, what: $what, file: $file },
+            ControllerInfo {
+                name: $name, unit: $unit, range: ($least, $most), place: TuneScope::$place, what: $what, file: $file,
+            },
         )+];
     };
 }
 
 controllers! {
     CleanSlots, "clean-slots", "0|1", 0..=1, Both,
-        "a page that comes in keeps its slot, while a quarter of such pages leave unchanged",
+        "a page that comes in keeps its slot, while a quarter leave unchanged",
         "farpage-swap/src/clean_slots.rs";
     Promotion, "promotion", "0|1", 0..=1, Both,
-        "a page that came back from a file is compressed into the pool again, while one in eight is loaded from there",
+        "a page from a file goes into the pool, while one in eight is loaded there",
         "swap/zram/promote_policy.rs";
     Stage, "stage", "1/64 of memory", 2..=24, Both,
-        "pages that are unmapped and still in memory: more while they spare reads, fewer while they only cost faults",
+        "unmapped pages in memory: more while they spare reads, fewer while not",
         "farpage-swap/src/workingset.rs";
     Pool, "pool", "% of the budget", 6..=75, Both,
-        "limit of the compressed pool beside files, by what faults would cost with another one",
+        "limit of the compressed pool beside files, by what faults would cost",
         "farpage-swap/src/pool_share.rs";
     Immovable, "immovable", "pages", 0..=4294967295, Run,
         "estimate of managed pages that cannot be taken out, by a round of reclaim",
         "farpage-swap/src/pool_share.rs";
     Margin, "margin", "pages", 0..=4294967295, Run,
-        "distance from the budget, beyond the fixed one, after the program outran the engine; fades in seconds",
+        "more distance from the budget after the program outran the engine",
         "run/shared/budget.rs";
     Colocate, "colocate", "0|1", 0..=1, Run,
-        "pager and writer share a CPU while one thread has all faults, if a trial says that this is faster",
+        "pager and writer share a CPU while one thread has all faults, by trial",
         "run/cpus/affinity.rs";
     Spin, "spin", "us", 0..=1000, Run,
-        "how long the pager looks for the next fault before it sleeps, while that finds one often enough",
+        "how long the pager looks for the next fault, while that finds some",
         "run/cpus/affinity.rs";
     IdleCpus, "idle-cpus", "0|1", 0..=1, Run,
-        "idle CPUs are kept from sleeping, while faults come fast; only where --idle-poll allows it",
+        "idle CPUs are kept awake while faults come fast (--idle-poll)",
         "run/cpus/cpu_latency.rs";
     Crowd, "crowd", "0|1", 0..=1, Run,
         "several threads wait for pages, so reads from files are queued",
         "run/pager/prefetch/windows.rs";
     Depth, "depth", "windows", 0..=4, Run,
-        "windows read in advance from files for one reader: one more each time that one was late",
+        "windows read in advance for one reader: one more when one was late",
         "run/pager/prefetch/windows.rs";
     Decompressor, "decompressor", "0|1", 0..=1, Run,
-        "compressed windows are loaded in advance by a thread, if a trial says that this is faster",
+        "a thread loads compressed windows in advance, by trial",
         "run/pager/prefetch/begin.rs";
     Protect, "protect", "0|1", 0..=1, Region,
         "pages come in write-protected, while fewer than one in nine is written",
