@@ -315,7 +315,7 @@ impl PoolShare {
         (self.to_apply() != before).then_some(self.to_apply())
     }
 
-    /// What the pool is told: a steady one is filled to its limit, one that passes on to 7/8 of it.
+    /// The limit that the pool gets: a steady one is filled to it, one that passes on to 7/8 of it.
     fn to_apply(&self) -> u64 {
         if self.steady { self.limit / 8 * SHARE_EIGHTHS } else { self.limit }
     }

@@ -68,7 +68,7 @@ impl Guarded {
 }
 
 /// A mutex for loom. Its own lets a `try_lock` that was about to happen wait for the holder instead of failing, which
-/// makes deadlocks of programs that have none, and hides the failures that we want to see.
+/// makes deadlocks of programs that have none, and hides the failures that tests are to find.
 #[cfg(loom)]
 mod model {
     use super::{AtomicBool, Ordering, TryLockError};

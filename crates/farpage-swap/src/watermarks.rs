@@ -1,4 +1,4 @@
-//! How much memory is kept in store, and what reclaim is to do about what there is.
+//! How much memory is kept free, and what reclaim is to do at each level.
 //!
 //! Pure. Callers: the pager and the writer of `run`; in regions faulting threads, and reclaim before each step.
 //!
@@ -26,7 +26,7 @@ pub struct Watermarks {
     pub low: i64,
     /// Room from which on it ends, pages.
     pub high: i64,
-    /// Free frames that are kept in store.
+    /// Free frames that are kept in reserve.
     pub frames: usize,
 }
 
@@ -53,7 +53,7 @@ impl Watermarks {
         Watermarks { low: high as i64 / 2, high: high as i64, frames: high }
     }
 
-    /// With these, and what there is.
+    /// With these, and the room that there is.
     pub fn at(self, room: i64, free: usize) -> Level {
         Level { marks: self, room, free }
     }

@@ -222,7 +222,7 @@ impl<'ast> Visit<'ast> for Reader<'_> {
         syn::visit::visit_macro(self, item);
     }
 
-    /// A path that says which modules see an item is no use of them.
+    /// A path that says which modules see an item does not use them.
     fn visit_visibility(&mut self, _: &'ast syn::Visibility) {}
 
     fn visit_path(&mut self, path: &'ast syn::Path) {

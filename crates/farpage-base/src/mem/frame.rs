@@ -230,7 +230,7 @@ impl Frames {
         self.len() == 0
     }
 
-    /// Frames that have a page of no worth.
+    /// Frames that have a page whose content is not needed.
     pub fn free_count(&self) -> usize {
         self.state().free.count
     }
@@ -263,14 +263,14 @@ impl Frames {
         self.state().empty.take_run(want).map(named)
     }
 
-    /// Exactly `want` neighbouring frames with a page of no worth, or none.
+    /// Exactly `want` neighbouring frames with a page whose content is not needed, or none.
     pub fn take_free_run(&self, want: usize) -> Option<(FrameNo, usize)> {
         let mut state = self.state();
         let run = state.free.find_run(want).filter(|run| run.1 == want)?;
         Some(named(state.free.take(run)))
     }
 
-    /// Up to `want` neighbouring frames with a page of no worth.
+    /// Up to `want` neighbouring frames with a page whose content is not needed.
     pub fn take_free(&self, want: usize) -> Option<(FrameNo, usize)> {
         self.state().free.take_run(want).map(named)
     }

@@ -55,7 +55,7 @@ impl Top {
         (self.first.load(Acquire), changes)
     }
 
-    /// Puts `first` in the place of what [`Top::load`] said, if it is still there. Orders like `AcqRel`.
+    /// Puts `first` in the place of what [`Top::load`] returned, if that is still there. Orders like `AcqRel`.
     fn exchange(&self, (old, changes): (usize, usize), first: usize) -> bool {
         let done: u8;
         // SAFETY: 16 aligned bytes, both of atomics, so they may change under shared references. rbx, which the
@@ -201,7 +201,7 @@ impl Growing {
         // Blocks are up to a quarter larger than what is asked for, and aligned.
         let Some(len) = size.checked_mul(3).map(|thrice| thrice.max(Self::PIECE)) else { return false };
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        // SAFETY: a new mapping where the kernel likes.
+        // SAFETY: a new mapping at an address that the kernel chooses.
         let at = unsafe { mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::empty(), flags) };
         // SAFETY: just mapped, and never unmapped; nothing else has its address.
         at.is_ok_and(|at| unsafe { self.0.give(Part { base: at as usize, len }, 0) })

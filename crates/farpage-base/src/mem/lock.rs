@@ -1,6 +1,6 @@
 //! How the engine takes a mutex.
 //!
-//! Callers: everybody. Which lock is outside of which: docs/dev/locking.md.
+//! Callers: all crates. Which lock is outside of which: docs/dev/locking.md.
 
 use std::ops::DerefMut;
 use std::sync::{Mutex, MutexGuard, PoisonError};

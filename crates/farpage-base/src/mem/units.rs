@@ -1,6 +1,6 @@
 //! The units in which pages are counted and named, and the end of what can be named.
 //!
-//! Callers: everybody. Types only. A number of pages or frames that names none of them is a plain `usize`.
+//! Callers: all crates. Types only. A number of pages or frames that names none of them is a plain `usize`.
 
 use farpage_swap::PAGE_SIZE;
 use std::ops::{Add, AddAssign, Sub, SubAssign};

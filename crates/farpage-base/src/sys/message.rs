@@ -1,6 +1,6 @@
 //! What is said on standard error, and the end of a process that cannot go on.
 //!
-//! Callers: everybody, on any thread, in signal handlers, too. No locks, no allocation.
+//! Callers: all crates, on any thread, in signal handlers, too. No locks, no allocation.
 
 use super::descriptor::FileId;
 use super::raw::{gettid, nr, syscall};

@@ -139,7 +139,7 @@ impl Privileges {
     }
 
     /// Namespaces, then the root directory: the kernel puts a thread that enters a mount namespace into that one's.
-    /// What is not allowed is not done: a thread of the program's that is allowed may be where it likes, too.
+    /// What is not allowed is not done: a thread of the program's that is allowed may move anywhere, too.
     fn enter_places(&self, proc: &Proc) {
         let mut moved = false;
         let own = |name: &str| Path::of(&["thread-self/", name]).map_or((0, 0), |path| place(proc, path.text()));

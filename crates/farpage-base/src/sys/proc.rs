@@ -191,7 +191,7 @@ pub fn replace(number: RawFd, other: BorrowedFd<'_>) -> Result<(), Errno> {
     if number < 0 {
         return Err(Errno::BADF);
     }
-    // SAFETY: the number is the engine's, and its users take what there is.
+    // SAFETY: the number is the engine's, and its users expect it to change.
     unsafe { syscall(nr::DUP3, [other.as_raw_fd() as usize, number as usize, CLOEXEC, 0, 0, 0]) }.map(drop)
 }
 

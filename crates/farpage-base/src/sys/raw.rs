@@ -187,7 +187,7 @@ pub fn random_bytes(bytes: &mut [u8]) -> Result<(), Errno> {
 /// The kernel's.
 ///
 /// # Safety
-/// Their content is of no worth.
+/// Their content is not needed.
 pub unsafe fn discard(at: *mut std::ffi::c_void, len: usize) -> Result<(), Errno> {
     /// `MADV_DONTNEED` of locked memory too, Linux 5.18.
     const DONTNEED_LOCKED: i32 = 24;

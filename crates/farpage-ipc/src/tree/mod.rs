@@ -10,7 +10,7 @@
 //! | `member` | what a process says of itself |
 //! | [`areas`] | which process has which part of an export |
 //! | [`joining`] | how a process takes its place |
-//! | [`strangers`] | processes without the library, and what the dead have left |
+//! | [`strangers`] | processes without the library, and what ended members have left |
 //! | [`sums`] | what all processes have counted, also those that have ended |
 //! | [`largest`] | the processes that had most, also when they have ended |
 //! | [`mapped`] | a segment of others, mapped for a while |

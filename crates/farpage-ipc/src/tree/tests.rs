@@ -32,10 +32,10 @@ fn a_fork_keeps_room_for_its_child() {
     parent.has_forked();
     std::thread::sleep(std::time::Duration::from_micros(CHILD_CLAIMS_US + 1000));
     assert_eq!(segment.grow(other, 10_000), CHILD, "nor is it kept for ever");
-    // There is none, and no process that gives: it goes on all the same.
+    // There is none, and no process that gives: it goes on without.
     assert!(!segment.wait_for_room_of_child(parent));
     assert_eq!(segment.claimed(), 16_384 + CHILD);
-    // What a dead one has kept is there again.
+    // What a process that is gone has kept is there again.
     parent.claim.leave();
     assert!(segment.claimed() <= 16_384);
 }

@@ -10,7 +10,7 @@
 //!     ^                         |  ^  '---- a slot freed, no CPU is at it ---->  nonfull[o]   last slot used
 //!     |                         |  '---------------- taken (isolate) ---------------'
 //!     '------ last slot freed (every state)
-//!  discard <- the same, on a device that wants to know
+//!  discard <- the same, on a device with discards
 //! ```
 //!
 //! * A full cluster of which slots are freed (*holes*) stays on the full list. When they are worth a search (an eighth

@@ -176,7 +176,7 @@ impl<E: Env> Swap<E> {
             return false;
         }
         let fresh = device.lists.lock(&sites::DEVICE_ADMIN).fresh;
-        // Also where there is no note (any more): another thread may be at it.
+        // Also where there is no note (any more): another thread may be carrying it out.
         (0..fresh).for_each(|index| drop(self.lock(device, index, &sites::CLUSTER_PENDING)));
         device.carried_out.fetch_max(left, Ordering::Release);
         true

@@ -44,9 +44,9 @@ impl Ages {
 
     /// The rank of a page that left at `shadow` and comes back now because it was touched: hot if its refault distance
     /// is at most a quarter of the pages in memory; one in two, by lot, if it is at most half of them, or if main has
-    /// given it up already; otherwise one in 32, up to eight times memory. While main is saturated it is one in 32 in any
-    /// case. The lots are for what goes in circles through more than memory holds: it would push itself out for ever;
-    /// this way a part of it stays.
+    /// given it up already; otherwise one in 32, up to eight times memory. While main is saturated it is one in 32 in
+    /// any case. The lots are for what goes in circles through more than memory holds: it would push itself out for
+    /// ever; this way a part of it stays.
     pub fn rank_of(self, shadow: Shadow) -> Rank {
         // Fibonacci hashing: a lot that does not follow the order of departures.
         let lot = shadow.0.wrapping_mul(0x9E37_79B9) >> 16;

@@ -2,7 +2,7 @@
 //!
 //! | asked by | where pages | which |
 //! | --- | --- | --- |
-//! | the engine, regions in thread mode | are cached before they leave | `oldest`; `oldest_in_turn` fills the batch up |
+//! | the engine, regions in thread mode | are cached first | `oldest`; `oldest_in_turn` fills the batch up |
 //! | regions in signal mode | leave at once | `oldest_unstaged` |
 //!
 //! Pure; the caller locks.

@@ -302,7 +302,7 @@ impl PagerCore {
             return Ok(());
         }
         for range in ranges {
-            // SAFETY: as above. Doing it twice is no harm: the pages are the caller's.
+            // SAFETY: as above. It may be done twice: the pages are the caller's.
             unsafe { discard(range.iov_base, range.iov_len)? };
         }
         Ok(())

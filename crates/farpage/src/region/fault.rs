@@ -162,7 +162,7 @@ impl PagerCore {
         }
     }
 
-    /// Makes the pages behind `page` busy, as long as `wanted` likes their state.
+    /// Makes the pages behind `page` busy, as long as `wanted` accepts their state.
     pub(super) fn claim(
         &self,
         first: u32,

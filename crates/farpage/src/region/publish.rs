@@ -37,7 +37,7 @@ impl PagerCore {
             self.controls.decide(Controller::Promotion, pays);
         }
         self.controls.publish(&s.tuning, &s.tuning_held);
-        // If another thread is at it, what it writes is as new.
+        // If another thread publishes now, what it writes is as new.
         if let Ok(mut last) = self.stat.published.try_lock()
             && last.is_none_or(|last| last.elapsed() >= SELDOM)
         {

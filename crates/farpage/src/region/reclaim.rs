@@ -372,7 +372,7 @@ impl PagerCore {
         copies.len()
     }
 
-    /// A page's content is safe elsewhere; its frame, of no worth now, is the caller's.
+    /// A page's content is safe elsewhere; its frame is the caller's to give back.
     fn stored(&self, CachedPage { page, seen, f, shadow }: CachedPage, to: PageState) -> FrameNo {
         self.space.set_shadow(page, shadow);
         if let PageState::Swapped(_) = to {

@@ -32,8 +32,8 @@ pub(super) enum Stored {
 }
 
 impl PagerCore {
-    /// Finds or makes copies of pages that no thread writes. `moves`: the program may discard one of them all the same
-    /// while it is read.
+    /// Finds or makes copies of pages that no thread writes. `moves`: the program may still discard one of them while
+    /// it is read.
     pub(super) fn store(&self, pages: &[EvictPage], moves: bool) -> Vec<Stored> {
         let mut stored: Vec<Stored> = Vec::with_capacity(pages.len());
         let mut new: Vec<(&Page, u128)> = Vec::with_capacity(pages.len());

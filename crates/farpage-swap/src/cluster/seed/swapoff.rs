@@ -20,7 +20,7 @@ impl<E: Env> Swap<E> {
     }
 
     /// Begins to switch a device off: from now on it gives out no slot. `None`: there is no such device, or another
-    /// thread is at it already.
+    /// thread has begun already.
     pub fn swapoff(&self, device: u8) -> Option<Swapoff<'_, E>> {
         let admin = self.admin.lock(&sites::ADMIN);
         let device = self.device(device).filter(|device| admin.used[usize::from(device.index)])?;

@@ -138,7 +138,7 @@ fn slot_order_finds_what_was_swapped_out_together() {
 
 /// A few pages of the device are damaged. Windows run over them, which has no effect; the process would be ended for
 /// one that it asks for. A window that begins right behind a damaged page never reads it, so their distance is no
-/// multiple of a window's: not all of them can lie like that.
+/// multiple of a window's: not all of them can be placed like that.
 #[test]
 fn an_error_in_a_page_that_was_not_asked_for_ends_no_process() {
     let dir = tempfile::tempdir().unwrap();

@@ -3,7 +3,7 @@
 use super::*;
 use std::time::Duration;
 
-/// What is freed page by page leaves holes between objects; memory comes back all the same. (Fails by not ending.)
+/// What is freed page by page leaves holes between objects; memory comes back even so. (Fails by not ending.)
 #[test]
 fn a_pool_full_of_holes_gives_memory_back() {
     const PAGES: usize = 16 << 10;
