@@ -244,7 +244,7 @@ impl PagerCore {
     /// be read again. In thread mode.
     pub(super) fn poison(&self, addr: usize) {
         let Some(page) = self.space.page_at(addr) else { return };
-        let look = self.space.word(page).look();
+        let look = self.space.word(page).load();
         if !matches!(look.state(), PageState::Swapped(_)) {
             return;
         }

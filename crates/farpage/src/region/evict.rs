@@ -173,7 +173,7 @@ impl PagerCore {
             let (mut from, end) = (pages.start, pages.end);
             for page in pages {
                 let word = self.space.word(page);
-                if word.look().pins() == 0 {
+                if word.load().pins() == 0 {
                     word.clear_writable();
                     continue;
                 }
@@ -192,7 +192,7 @@ impl PagerCore {
             return;
         }
         let (at, len) = (self.space.addr(from), (to - from) as usize * PAGE_SIZE);
-        let mapped = || (from..to).any(|page| matches!(self.space.word(page).look().state(), PageState::Mapped(_)));
+        let mapped = || (from..to).any(|page| matches!(self.space.word(page).load().state(), PageState::Mapped(_)));
         let mut absent = 0;
         while let Err(refused) = self.uffd.write_protect(at, len, true) {
             match refused {

@@ -78,7 +78,7 @@ impl PagerCore {
         let word = self.space.word(page);
         let mut waited = false;
         loop {
-            let seen = word.look();
+            let seen = word.load();
             if seen.is_busy() {
                 if self.is_reclaimer() {
                     // This thread has the page busy and reads it, but the program has discarded it behind our back
@@ -155,7 +155,7 @@ impl PagerCore {
             Hint::Random => Window::single(page.into()),
             Hint::Sequential => Window::of(page.into(), ZERO_WINDOW),
             Hint::Normal => {
-                let state = |page: u64| self.space.word(page as u32).look().state();
+                let state = |page: u64| self.space.word(page as u32).load().state();
                 let is_there = |page| !matches!(state(page), PageState::None | PageState::Outside);
                 lock(&self.zero_streams).on_fault(page.into(), ZERO_WINDOW, is_there)
             }
@@ -181,7 +181,7 @@ impl PagerCore {
                 break;
             }
             let word = self.space.word(page);
-            let look = word.look();
+            let look = word.load();
             if look.is_busy() || !wanted(look.state()) {
                 break;
             }
@@ -245,7 +245,7 @@ impl PagerCore {
     ) -> (u32, u32) {
         let (low, high) = (window.start as u32, window.end().min(self.space.pages() as u64) as u32);
         let is_passed = |page: u32| {
-            let state = self.space.word(page).look().state();
+            let state = self.space.word(page).load().state();
             passes && !matches!(state, PageState::Swapped(_) | PageState::Outside)
         };
         let mut end = page;

@@ -249,7 +249,7 @@ fn restart(owner: &Owner, lease: Option<OwnedFd>, mut fetched: Vec<(RawFd, Owned
         // A fork does not copy the write protection.
         for page in e.space.places.with_words(place.first..place.end()).flat_map(|(_, pages)| pages) {
             let word = e.space.word(page);
-            let seen = word.look();
+            let seen = word.load();
             if let PageState::Mapped(_) = seen.state() {
                 let seen = word.lock();
                 word.unlock(seen.writable(), seen.state());
@@ -259,7 +259,7 @@ fn restart(owner: &Owner, lease: Option<OwnedFd>, mut fetched: Vec<(RawFd, Owned
         let look = |start, end| {
             for page in (start..end).step_by(PAGE_SIZE).filter_map(|at| e.space.page_at(at)) {
                 e.space.touch(page);
-                match e.space.word(page).look().state() {
+                match e.space.word(page).load().state() {
                     PageState::Mapped(_) => {}
                     PageState::None => e.found(page),
                     _ => touched = Some(page),

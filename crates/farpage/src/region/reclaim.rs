@@ -352,7 +352,7 @@ impl PagerCore {
             }
             at = page + 1;
             let word = self.space.word(page);
-            let look = word.look();
+            let look = word.load();
             if !matches!(look.state(), PageState::Mapped(Some(_))) {
                 continue;
             }

@@ -137,7 +137,7 @@ impl Space {
     /// asked before such a page's word is changed.
     #[inline]
     pub fn touch(&self, page: u32) -> bool {
-        self.word(page).look().state() != PageState::Outside
+        self.word(page).load().state() != PageState::Outside
             || self.places.touch(page, |pages, hint| pages.for_each(|page| self.word(page).begin(hint)))
     }
 

@@ -81,7 +81,7 @@ impl PagerCore {
     pub(super) fn claim_slot(&self, entry: Entry) -> Option<(u32, Seen)> {
         let page = self.readahead.page_of(entry);
         let word = self.space.word(page);
-        let look = word.look();
+        let look = word.load();
         let same = !look.is_busy() && look.state() == PageState::Swapped(entry);
         // Compared again by the exchange: the slot is this page's, in whatever region of this pager it is.
         let seen = if same { word.try_lock_if(look) } else { None };
@@ -101,7 +101,7 @@ impl PagerCore {
         let rotational = queued && self.swap.is_rotational(entry);
         let protect = !write && self.stays_unwritten(page);
         let is_there = |page: u64| {
-            matches!(self.space.word(page as u32).look().state(), PageState::Mapped(_) | PageState::Cached(_))
+            matches!(self.space.word(page as u32).load().state(), PageState::Mapped(_) | PageState::Cached(_))
         };
         let result = match self.readahead.on_miss(page, entry, seen.hint(), queued, rotational, is_there) {
             SwapInPlan::Slots(slots) => self.swap_in_slots(page, seen, entry, slots),

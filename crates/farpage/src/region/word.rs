@@ -213,9 +213,9 @@ impl PageWord {
         self.0.store(Seen(PageState::None.encode()).with_hint(hint).0, Ordering::Release);
     }
 
-    /// A look; it may be old the next moment.
+    /// The word now; it may be another the next moment.
     #[inline]
-    pub fn look(&self) -> Seen {
+    pub fn load(&self) -> Seen {
         Seen(self.0.load(Ordering::Acquire))
     }
 
@@ -250,7 +250,7 @@ impl PageWord {
     pub fn wait(&self) {
         // What makes a page busy mostly takes some microseconds, less than to sleep and be woken.
         for _ in 0..200 {
-            if !self.look().is_busy() {
+            if !self.load().is_busy() {
                 return;
             }
             std::hint::spin_loop();
@@ -288,7 +288,7 @@ impl PageWord {
     /// Says that a Mapped page cannot be written without a fault any more; to be made true right after. Pages that are
     /// busy or pinned stay as they are.
     pub fn clear_writable(&self) {
-        let seen = self.look();
+        let seen = self.load();
         let wanted =
             seen.is_writable() && seen.pins() == 0 && !seen.is_busy() && matches!(seen.state(), PageState::Mapped(_));
         if wanted {
@@ -320,44 +320,44 @@ mod tests {
             PageState::Swapped(entry),
         ];
         let word = PageWord(AtomicU64::new(0));
-        assert_eq!(word.look().state(), PageState::Outside);
+        assert_eq!(word.load().state(), PageState::Outside);
         word.begin(Hint::Sequential);
-        assert_eq!((word.look().state(), word.look().hint()), (PageState::None, Hint::Sequential));
+        assert_eq!((word.load().state(), word.load().hint()), (PageState::None, Hint::Sequential));
         for state in states {
             let seen = word.lock();
-            assert!(word.look().is_busy() && word.try_lock().is_none());
+            assert!(word.load().is_busy() && word.try_lock().is_none());
             word.unlock(seen.with_pins(9).with_hint(Hint::Random).writable(), state);
-            let seen = word.look();
+            let seen = word.load();
             assert!(seen.is_writable());
             assert_eq!((seen.state(), seen.pins(), seen.hint(), seen.is_busy()), (state, 9, Hint::Random, false));
         }
         let seen = word.lock();
         word.unlock_ahead(seen, FrameNo::new(77), 900 | BY_SLOT);
-        assert_eq!((word.look().state(), word.look().credit()), (PageState::Cached(FrameNo::new(77)), 900));
-        assert!(word.look().is_by_slot());
+        assert_eq!((word.load().state(), word.load().credit()), (PageState::Cached(FrameNo::new(77)), 900));
+        assert!(word.load().is_by_slot());
         let seen = word.lock();
         word.unlock(seen.with_hint(Hint::Random), seen.state());
         assert_eq!(
-            (word.look().state(), word.look().credit()),
+            (word.load().state(), word.load().credit()),
             (PageState::Cached(FrameNo::new(77)), 900),
             "it has not been touched"
         );
         let seen = word.lock();
         word.unlock(seen, PageState::Swapped(entry));
-        assert_eq!((word.look().state(), word.look().credit()), (PageState::Swapped(entry), 0));
+        assert_eq!((word.load().state(), word.load().credit()), (PageState::Swapped(entry), 0));
         let seen = word.lock();
         word.unlock(seen, PageState::Cached(FrameNo::new(5)));
         assert_eq!(
-            (word.look().state(), word.look().credit()),
+            (word.load().state(), word.load().credit()),
             (PageState::Cached(FrameNo::new(5)), 0),
             "an entry's bits are no credit"
         );
         let seen = word.lock();
         word.unlock(seen.with_pins(0).with_hint(Hint::Sequential), PageState::None);
-        assert_eq!((word.look().pins(), word.look().hint()), (0, Hint::Sequential));
+        assert_eq!((word.load().pins(), word.load().hint()), (0, Hint::Sequential));
         let seen = word.lock();
         word.unlock(seen, PageState::Outside);
-        assert_eq!(word.look().state(), PageState::Outside);
+        assert_eq!(word.load().state(), PageState::Outside);
     }
 
     #[test]
@@ -365,18 +365,18 @@ mod tests {
         let entry = Entry::from_raw(0x1234_5678_9abc).unwrap();
         let word = PageWord(AtomicU64::new(PageState::Swapped(entry).encode()));
         word.unlock(word.lock().with_access(Access::Unwritten), PageState::Mapped(Some(entry)));
-        assert!(word.look().is_unwritten() && !word.look().is_writable());
+        assert!(word.load().is_unwritten() && !word.load().is_writable());
         word.clear_writable();
-        assert!(word.look().is_unwritten(), "a sweep changes nothing of it");
+        assert!(word.load().is_unwritten(), "a sweep changes nothing of it");
         word.unlock(word.lock(), PageState::Mapped(None));
-        assert!(!word.look().is_unwritten(), "without its entry it is worth nothing");
+        assert!(!word.load().is_unwritten(), "without its entry it is worth nothing");
         word.unlock(word.lock().with_access(Access::Unwritten), PageState::Mapped(Some(entry)));
         word.unlock(word.lock().writable(), PageState::Mapped(Some(entry)));
         word.clear_writable();
-        assert!(!word.look().is_unwritten() && !word.look().is_writable(), "it may have been written before the sweep");
+        assert!(!word.load().is_unwritten() && !word.load().is_writable(), "it may have been written before the sweep");
         word.unlock(word.lock().with_access(Access::Unwritten), PageState::Mapped(Some(entry)));
         word.unlock(word.lock().with_access(Access::Protected), PageState::Mapped(Some(entry)));
-        assert!(!word.look().is_unwritten() && !word.look().is_writable());
+        assert!(!word.load().is_unwritten() && !word.load().is_writable());
     }
 
     #[test]
@@ -398,6 +398,6 @@ mod tests {
             word.unlock(held, PageState::Mapped(None));
             waiters.into_iter().for_each(|w| w.join().unwrap());
         });
-        assert_eq!((word.look().state(), word.look().pins()), (PageState::Mapped(None), 4));
+        assert_eq!((word.load().state(), word.load().pins()), (PageState::Mapped(None), 4));
     }
 }

@@ -151,7 +151,7 @@ fn an_error_in_a_page_that_was_not_asked_for_ends_no_process() {
         let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();
         let mut damaged = Vec::new();
         for page in (300..pages).step_by(601) {
-            let state = e.space.word(region.core.place.first + page as u32).look().state();
+            let state = e.space.word(region.core.place.first + page as u32).load().state();
             if let PageState::Swapped(entry) = state {
                 let at = (entry.slot() & 0xffff_ffff) * PAGE_SIZE as u64;
                 file.write_all_at(&[0x5a; PAGE_SIZE], at).unwrap();

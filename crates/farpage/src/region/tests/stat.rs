@@ -66,7 +66,7 @@ fn the_counters_are_those_that_are_seen_from_outside() {
     let core = &pager.owner.core;
     let places = (core.space.page_at(region.as_ptr() as usize).unwrap(), region.len() / PAGE_SIZE);
     let swapped = || {
-        let words = (places.0..places.0 + places.1 as u32).map(|page| core.space.word(page).look().state());
+        let words = (places.0..places.0 + places.1 as u32).map(|page| core.space.word(page).load().state());
         words.filter(|state| matches!(state, PageState::Swapped(_))).count() as u64 * PAGE_SIZE as u64
     };
     assert!(soon(|| page_of(&pager).is_some_and(|(_, page)| page.swapped_bytes.load(Relaxed) == swapped())));

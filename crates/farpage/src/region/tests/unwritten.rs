@@ -28,7 +28,7 @@ fn read(region: &Region, from: usize) {
 /// Pages that came in write-protected and are there.
 fn unwritten(region: &Region) -> Vec<usize> {
     let (first, space) = (region.core.place.first, &region.core.owner.core.space);
-    (0..pages(region)).filter(|&page| space.word(first + page as u32).look().is_unwritten()).collect()
+    (0..pages(region)).filter(|&page| space.word(first + page as u32).load().is_unwritten()).collect()
 }
 
 #[test]
