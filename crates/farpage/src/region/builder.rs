@@ -285,7 +285,7 @@ impl Builder {
         let owner = Arc::new(Owner::new(core, entry, setting));
         owner.core.set_fd_table();
         owner.start_threads()?;
-        owner.core.look_at_overhead();
+        owner.core.update_overhead();
         owner.core.stat.announce();
         if self.inherit {
             owner::adopt(&owner);

@@ -1,6 +1,6 @@
 //! How much of a pager's budget compressed pages get: what [`farpage_swap::pool_share`] decides, asked for regions.
 //!
-//! Caller: the thread that looks at the size of the pool ([`PagerCore::look_at_overhead`]), mostly reclaim. Locks:
+//! Caller: the thread that looks at the size of the pool ([`PagerCore::update_overhead`]), mostly reclaim. Locks:
 //! `share`, which is only tried, so that no thread waits; under it `lists`, then those of the devices. There is
 //! something to divide only where there are compressed memory and a file.
 

@@ -274,7 +274,7 @@ fn restart(owner: &Owner, lease: Option<OwnedFd>, mut fetched: Vec<(RawFd, Owned
     }
     e.pid.store(std::process::id(), SeqCst);
     owner.start_threads()?;
-    e.look_at_overhead();
+    e.update_overhead();
     e.stat.announce_again();
     Ok(())
 }

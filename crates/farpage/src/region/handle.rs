@@ -93,7 +93,7 @@ impl Pager {
     pub fn stats(&self) -> Result<Stats, Error> {
         let e = self.core()?;
         let _inside = e.enter();
-        e.look_at_overhead();
+        e.update_overhead();
         Ok(Stats::of(&e.stat))
     }
 

@@ -240,7 +240,7 @@ impl PagerCore {
     }
 
     /// Looks at the size of pool and tables again, and publishes what is known now.
-    pub fn look_at_overhead(&self) {
+    pub fn update_overhead(&self) {
         let usage = self.swap.usage();
         self.divide_budget(&usage);
         self.overhead.store(((usage.pool_bytes + usage.meta_bytes) / PAGE_SIZE as u64) as i64, Relaxed);
@@ -350,7 +350,7 @@ impl PagerCore {
         }
         self.readahead.open(place.first, place.pages);
         self.space.places.set_open(place, true);
-        self.look_at_overhead();
+        self.update_overhead();
         Ok(())
     }
 
@@ -361,7 +361,7 @@ impl PagerCore {
         self.discard(place.first, place.end(), true);
         self.free_now();
         self.give_up(place);
-        self.look_at_overhead();
+        self.update_overhead();
     }
 
     /// Frees a place whose pages have neither words nor content; one that the kernel does not let go stays empty.

@@ -120,7 +120,7 @@ pub fn main(e: &PagerCore, index: usize) {
             futex::wait(&w.work, work, Some(if wanted { 5_000_000 } else { 200_000_000 }));
             w.asleep.store(false, SeqCst);
             let _working = e.enter_work();
-            e.look_at_overhead();
+            e.update_overhead();
         } else {
             drop(working);
             futex::wait(&w.help, help, None);
@@ -209,7 +209,7 @@ impl PagerCore {
                 n => n,
             };
         }
-        self.look_at_overhead();
+        self.update_overhead();
         if moved > 0 && self.room() > 0 {
             self.tell_waiters(); // pages that were stored in place make room, not frames
         }

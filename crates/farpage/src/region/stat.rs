@@ -2,7 +2,7 @@
 //!
 //! There is one set of counters, the page's: every thread counts there, faults in a signal handler too. Levels, and
 //! readahead by region, are published by the thread that looks at the overhead: the first reclaim thread does so at
-//! least five times a second ([`PagerCore::look_at_overhead`]).
+//! least five times a second ([`PagerCore::update_overhead`]).
 //!
 //! The page is a memfd, mapped for as long as the pager lives, its descriptor in the pager's table. Only this mapping
 //! can write it, and no process can make it shorter. Where the kernel gives no memfd, there are the counters still, but
