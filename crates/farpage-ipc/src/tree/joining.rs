@@ -49,10 +49,10 @@ pub fn fork_child() -> bool {
 /// Takes a free place. A shell's children end without a word, and perhaps no process has an engine to look for them.
 fn take(segment: &Segment, pid: u32, namespace: u64) -> Option<usize> {
     if now_us().abs_diff(segment.header.swept_us.load(SeqCst)) > SWEEP_US {
-        strangers::look_after(segment);
+        strangers::sweep(segment);
     }
     segment.take(pid, pid, namespace, MemberKind::Dormant).or_else(|| {
-        strangers::look_after(segment);
+        strangers::sweep(segment);
         segment.take(pid, pid, namespace, MemberKind::Dormant)
     })
 }

@@ -166,7 +166,7 @@ fn wake_first(segment: &Segment) {
 }
 
 /// Looks after processes that cannot do so themselves. `None`: another process has just done it.
-pub fn look_after(segment: &Segment) -> Option<StrangersTotal> {
+pub fn sweep(segment: &Segment) -> Option<StrangersTotal> {
     let (now, last) = (now_us(), segment.header.swept_us.load(SeqCst));
     // (A time in the future is no time of a look.)
     if last <= now && now - last < LOOK_US {

@@ -60,7 +60,7 @@ pub(crate) fn hold(pages: u64) -> bool {
         0 => segment.free() < segment.budget() / 4 + want,
         _ => is_full_for_child(segment, pages),
     };
-    if is_full() && (strangers::look_after(segment).is_none() || is_full()) {
+    if is_full() && (strangers::sweep(segment).is_none() || is_full()) {
         return false;
     }
     let got = segment.grow(mine, want);

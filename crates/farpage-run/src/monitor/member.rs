@@ -142,7 +142,7 @@ fn tree_share(e: &Engine, is_child: bool) -> Option<TreeShare> {
 /// Looks after processes without the library, if nobody has just done so; says once in a tree that they have more than
 /// a tenth of its budget.
 fn look_after_strangers(segment: &Segment) {
-    let Some(held) = strangers::look_after(segment) else { return };
+    let Some(held) = strangers::sweep(segment) else { return };
     if !held.much || told::is_said(WarningKind::Strangers) {
         return;
     }

@@ -221,7 +221,7 @@ fn whatever_others_write_a_process_keeps_its_floor_and_no_sum_overflows() {
             drop((waiting.advice(), segment.header.largest.list()));
             // What looks into `/proc` takes long.
             if round % 50 == 0 {
-                strangers::look_after(segment);
+                strangers::sweep(segment);
                 strangers::watch(segment, process.share.mine);
             }
         }
