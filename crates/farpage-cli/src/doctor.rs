@@ -122,28 +122,39 @@ impl Report {
         }
     }
 
-    fn all_facts(&self) -> Vec<(String, String)> {
+    /// All that was tried: its name in words, where it has a line of its own, and in JSON.
+    fn checks(&self) -> [(&'static str, &'static str, Option<&Verdict>); 10] {
         let probe = &self.probe;
+        [
+            ("full userfaultfd, inherited", "uffd_full_inherited", probe.inherited.as_ref()),
+            ("full userfaultfd, device", "uffd_full_device", Some(&probe.device)),
+            ("full userfaultfd, system call", "uffd_full_syscall", Some(&probe.syscall)),
+            ("user-mode-only userfaultfd", "uffd_user_mode_only", Some(&probe.user_mode_only)),
+            ("fork events", "uffd_fork_events", Some(&probe.fork_events)),
+            ("UFFDIO_MOVE", "uffdio_move", Some(&probe.move_page)),
+            ("PAGEMAP_SCAN", "pagemap_scan", Some(&probe.pagemap_scan)),
+            ("io_uring (optional)", "io_uring", Some(&probe.io_uring)),
+            ("", "fork_pidfd_getfd", Some(&probe.fork_fetched)),
+            ("", "fork_socket", Some(&probe.fork_sent)),
+        ]
+    }
+
+    fn all_facts(&self) -> Vec<(String, String)> {
         let mut facts: Vec<(String, String)> = Vec::new();
-        let mut line = |name: &str, text: String| facts.push((name.into(), text));
-        if let Some(inherited) = &probe.inherited {
-            line("full userfaultfd, inherited", shown(inherited));
+        for (name, json, outcome) in self.checks() {
+            let mut line = |name: &str, text: String| facts.push((name.into(), text));
+            match json {
+                "uffd_fork_events" => line("userfaultfd features", self.features()),
+                "io_uring" => line("descriptors for children", self.forks()),
+                _ => {}
+            }
+            outcome.filter(|_| !name.is_empty()).inspect(|outcome| line(name, shown(outcome)));
         }
-        line("full userfaultfd, device", shown(&probe.device));
-        line("full userfaultfd, system call", shown(&probe.syscall));
-        line("user-mode-only userfaultfd", shown(&probe.user_mode_only));
-        line("userfaultfd features", self.features());
-        line("fork events", shown(&probe.fork_events));
-        line("UFFDIO_MOVE", shown(&probe.move_page));
-        line("PAGEMAP_SCAN", shown(&probe.pagemap_scan));
-        line("descriptors for children", self.forks());
-        line("io_uring (optional)", shown(&probe.io_uring));
-        line("waking an idle CPU", self.wake_up());
-        for (name, value) in &self.settings {
-            line(name, value.clone().unwrap_or_else(|| "not found".into()));
-        }
-        let library = self.library.as_ref();
-        line("preload library", library.map_or_else(|_| "no".into(), |p| p.display().to_string()));
+        facts.push(("waking an idle CPU".into(), self.wake_up()));
+        let settings = self.settings.iter();
+        facts.extend(settings.map(|(name, value)| (name.to_string(), value.as_deref().unwrap_or("not found").into())));
+        let library = self.library.as_ref().map_or_else(|_| "no".into(), |p| p.display().to_string());
+        facts.push(("preload library".into(), library));
         facts
     }
 
@@ -189,12 +200,8 @@ impl Report {
     }
 
     fn verdict_text(&self) -> String {
-        let mut out = String::new();
-        if self.works() {
-            out.push_str("farpage run works here for this user\n");
-        } else {
-            out.push_str("farpage run does not work here for this user\n");
-        }
+        let works = if self.works() { "works" } else { "does not work" };
+        let mut out = format!("farpage run {works} here for this user\n");
         if let Err(refusal) = self.probe.verdict() {
             out.push_str(&format!("{refusal}\n"));
         }
@@ -205,9 +212,8 @@ impl Report {
             );
         }
         if let Err(failure) = &self.library {
-            let lines =
-                std::iter::once(failure.sentence.clone()).chain(failure.details.iter().map(|d| format!("  {d}")));
-            lines.for_each(|l| out.push_str(&format!("{l}\n")));
+            out.push_str(&format!("{}\n", failure.sentence));
+            failure.details.iter().for_each(|line| out.push_str(&format!("  {line}\n")));
         }
         if self.io_uring_switched_off() {
             out.push_str(
@@ -241,22 +247,10 @@ impl Report {
             "works": self.works(),
         });
         let mut checks = json!({});
-        let mut check = |name: &str, outcome: Option<&Verdict>| {
-            checks[name] = json!({
-                "works": outcome.map(|o| o.is_ok()),
-                "why": outcome.and_then(|o| o.err()).map(|e| e.to_string()),
-            });
-        };
-        check("uffd_full_inherited", probe.inherited.as_ref());
-        check("uffd_full_device", Some(&probe.device));
-        check("uffd_full_syscall", Some(&probe.syscall));
-        check("uffd_user_mode_only", Some(&probe.user_mode_only));
-        check("uffd_fork_events", Some(&probe.fork_events));
-        check("uffdio_move", Some(&probe.move_page));
-        check("pagemap_scan", Some(&probe.pagemap_scan));
-        check("io_uring", Some(&probe.io_uring));
-        check("fork_pidfd_getfd", Some(&probe.fork_fetched));
-        check("fork_socket", Some(&probe.fork_sent));
+        for (_, name, outcome) in self.checks() {
+            let why = outcome.and_then(|o| o.err()).map(|e| e.to_string());
+            checks[name] = json!({ "works": outcome.map(|o| o.is_ok()), "why": why });
+        }
         object["checks"] = checks;
         let ns = |time: Option<Duration>| time.map(|t| t.as_nanos() as u64);
         object["wake_up_ns"] = json!(ns(self.wake_up.plain));

@@ -82,22 +82,42 @@ pub fn check(path: &Path) -> Result<()> {
         ))
         .help(format!("copy the library elsewhere and set {ENV_PRELOAD}")));
     }
-    match fs::File::open(path).and_then(|file| version_of(&file)) {
-        Err(e) if e.kind() == io::ErrorKind::PermissionDenied => Err(Failure::new(format!(
-            "cannot preload {shown}: uid {} may not read it",
-            rustix::process::geteuid().as_raw()
-        ))
-        .help(format!("install farpage where this user can read it, or set {ENV_PRELOAD} to a copy"))),
-        Err(e) => Err(Failure::new(format!("cannot preload {shown}: {}", why(&e)))),
-        Ok(Ok(Some(version))) if version == OWN_VERSION => Ok(()),
-        Ok(Ok(Some(version))) => Err(Failure::new(format!(
-            "cannot preload {shown}: it is of farpage {}, and this command is {OWN_VERSION}",
-            version.escape_debug()
-        ))
-        .help("install both from the same build")),
-        Ok(Ok(None)) => Err(Failure::new(format!("cannot preload {shown}: it is not farpage's library"))
-            .help(format!("set {ENV_PRELOAD} to the path of {NAME}, or unset it"))),
-        Ok(Err(broken)) => Err(Failure::new(format!("cannot preload {shown}: {broken}")).help("install it anew")),
+    fs::File::open(path).map_err(NoLibrary::from).and_then(|file| check_version(&file)).map_err(|error| {
+        let failure = Failure::new(format!("cannot preload {shown}: {error}"));
+        match error {
+            NoLibrary::Denied(_) => {
+                failure.help(format!("install farpage where this user can read it, or set {ENV_PRELOAD} to a copy"))
+            }
+            NoLibrary::Unreadable(_) => failure,
+            NoLibrary::Version(_) => failure.help("install both from the same build"),
+            NoLibrary::Foreign => failure.help(format!("set {ENV_PRELOAD} to the path of {NAME}, or unset it")),
+            NoLibrary::Broken(_) => failure.help("install it anew"),
+        }
+    })
+}
+
+/// Why a file cannot be preloaded.
+#[derive(Debug, thiserror::Error)]
+enum NoLibrary {
+    #[error("uid {0} may not read it")]
+    Denied(u32),
+    #[error("{}", why(.0))]
+    Unreadable(io::Error),
+    #[error("it is of farpage {}, and this command is {OWN_VERSION}", .0.escape_debug())]
+    Version(String),
+    #[error("it is not farpage's library")]
+    Foreign,
+    /// It is no whole library.
+    #[error("{0}")]
+    Broken(&'static str),
+}
+
+impl From<io::Error> for NoLibrary {
+    fn from(error: io::Error) -> NoLibrary {
+        match error.kind() {
+            io::ErrorKind::PermissionDenied => NoLibrary::Denied(rustix::process::geteuid().as_raw()),
+            _ => NoLibrary::Unreadable(error),
+        }
     }
 }
 
@@ -107,20 +127,19 @@ const HEAD: usize = 4096;
 /// Longer than all notes of a library.
 const NOTES: u64 = 1 << 16;
 
-/// Of which version of farpage the library says that it is, in a note; `None`: it is none of farpage's. Inside: it is
-/// no whole library; in words.
-fn version_of(file: &fs::File) -> io::Result<std::result::Result<Option<String>, &'static str>> {
+/// Whether the library says of itself, in a note, that it is of this version of farpage.
+fn check_version(file: &fs::File) -> std::result::Result<(), NoLibrary> {
     let length = file.metadata()?.len();
     let mut head = vec![0; HEAD.min(usize::try_from(length).unwrap_or(HEAD))];
     file.read_exact_at(&mut head, 0)?;
-    let Ok(header) = FileHeader64::<Little>::parse(&*head) else { return Ok(Err("not a shared library")) };
+    let header = FileHeader64::<Little>::parse(&*head).map_err(|_| NoLibrary::Broken("not a shared library"))?;
     if header.e_type(Little) != ET_DYN || header.e_machine(Little) != EM_X86_64 {
-        return Ok(Err("not a shared library for 64-bit x86-64 programs"));
+        return Err(NoLibrary::Broken("not a shared library for 64-bit x86-64 programs"));
     }
-    let Ok(parts) = header.program_headers(Little, &*head) else { return Ok(Err("it is damaged")) };
+    let parts = header.program_headers(Little, &*head).map_err(|_| NoLibrary::Broken("it is damaged"))?;
     let end = |part: &ProgramHeader64<Little>| part.p_offset(Little).checked_add(part.p_filesz(Little));
     if parts.is_empty() || parts.iter().any(|part| end(part).is_none_or(|end| end > length)) {
-        return Ok(Err("it is damaged: a part of it is missing"));
+        return Err(NoLibrary::Broken("it is damaged: a part of it is missing"));
     }
     for part in parts.iter().filter(|part| part.p_type(Little) == PT_NOTE && part.p_filesz(Little) < NOTES) {
         let mut notes = vec![0; part.p_filesz(Little) as usize];
@@ -131,11 +150,12 @@ fn version_of(file: &fs::File) -> io::Result<std::result::Result<Option<String>,
         while let Ok(Some(note)) = notes.next() {
             if note.name() == b"farpage" {
                 let version = note.desc().split(|byte| *byte == 0).next().unwrap_or_default();
-                return Ok(Ok(Some(String::from_utf8_lossy(version).into_owned())));
+                let version = String::from_utf8_lossy(version).into_owned();
+                return if version == OWN_VERSION { Ok(()) } else { Err(NoLibrary::Version(version)) };
             }
         }
     }
-    Ok(Ok(None))
+    Err(NoLibrary::Foreign)
 }
 
 /// `LD_PRELOAD` with `library` in front of what was there, but for libraries of other installations of farpage: one

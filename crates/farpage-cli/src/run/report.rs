@@ -270,17 +270,10 @@ pub fn json(ended: &Ended, program: &[OsString], budget: u64, tree: Option<&Tree
 #[derive(Debug)]
 pub struct Target {
     option: &'static str,
-    place: Place,
-}
-
-#[derive(Debug)]
-enum Place {
-    /// `-`.
-    Stderr,
-    /// A regular file, replaced as a whole.
-    File(PathBuf),
-    /// A pipe, a terminal, /dev/null: written in place.
-    Special(PathBuf),
+    /// `-`: standard error.
+    path: PathBuf,
+    /// A pipe, a terminal, /dev/null: written in place. A regular file is replaced as a whole.
+    is_special: bool,
 }
 
 impl Target {
@@ -289,7 +282,36 @@ impl Target {
     /// # Errors
     /// Its directory does not exist or may not be written, or it is a directory.
     pub fn prepare(option: &'static str, path: &Path) -> Result<Target> {
-        Place::prepare(option, path).map(|place| Target { option, place })
+        let target = Target { option, path: path.to_owned(), is_special: false };
+        match target.is_stderr() {
+            true => Ok(target),
+            false => Target::prepare_file(option, path).map_err(|e| target.failure(&e)),
+        }
+    }
+
+    fn prepare_file(option: &'static str, path: &Path) -> io::Result<Target> {
+        let absolute = std::path::absolute(path)?;
+        match fs::metadata(&absolute) {
+            Ok(kind) if kind.is_dir() => return Err(io::Error::from_raw_os_error(libc::EISDIR)),
+            Ok(kind) if !kind.is_file() => return Ok(Target { option, path: absolute, is_special: true }),
+            _ => {}
+        }
+        // Through a link, its target is replaced and not the link.
+        let path = absolute.canonicalize().unwrap_or(absolute);
+        let dir = path.parent().unwrap_or(Path::new("/"));
+        if !dir.is_dir() {
+            return Err(io::Error::from_raw_os_error(libc::ENOENT));
+        }
+        rustix::fs::access(dir, rustix::fs::Access::WRITE_OK)?;
+        Ok(Target { option, path, is_special: false })
+    }
+
+    fn is_stderr(&self) -> bool {
+        self.path == Path::new("-")
+    }
+
+    fn failure(&self, error: &io::Error) -> Failure {
+        Failure::new(format!("{}: cannot write {}: {}", self.option, self.path.display(), why(error)))
     }
 
     /// Writes what belongs there.
@@ -297,41 +319,15 @@ impl Target {
     /// # Errors
     /// Names the file and why.
     pub fn write(&self, text: &str) -> Result<()> {
-        let (path, result) = match &self.place {
-            Place::Stderr => {
+        let written = match self.is_special {
+            _ if self.is_stderr() => {
                 let _ = io::stderr().write_all(text.as_bytes());
-                return Ok(());
+                Ok(())
             }
-            Place::File(path) => (path, output::replace(path, text.as_bytes())),
-            Place::Special(path) => {
-                let file = OpenOptions::new().write(true).open(path);
-                (path, file.and_then(|mut f| f.write_all(text.as_bytes())))
-            }
+            true => OpenOptions::new().write(true).open(&self.path).and_then(|mut f| f.write_all(text.as_bytes())),
+            false => output::replace(&self.path, text.as_bytes()),
         };
-        result.map_err(|e| Failure::new(format!("{}: cannot write {}: {}", self.option, path.display(), why(&e))))
-    }
-}
-
-impl Place {
-    fn prepare(option: &str, path: &Path) -> Result<Place> {
-        if path == Path::new("-") {
-            return Ok(Place::Stderr);
-        }
-        let fail = |e: &io::Error| Failure::new(format!("{option}: cannot write {}: {}", path.display(), why(e)));
-        let absolute = std::path::absolute(path).map_err(|e| fail(&e))?;
-        match fs::metadata(&absolute) {
-            Ok(kind) if kind.is_dir() => return Err(fail(&io::Error::from_raw_os_error(libc::EISDIR))),
-            Ok(kind) if !kind.is_file() => return Ok(Place::Special(absolute)),
-            _ => {}
-        }
-        // Through a link, its target is replaced and not the link.
-        let file = absolute.canonicalize().unwrap_or(absolute);
-        let dir = file.parent().unwrap_or(Path::new("/"));
-        if !dir.is_dir() {
-            return Err(fail(&io::Error::from_raw_os_error(libc::ENOENT)));
-        }
-        rustix::fs::access(dir, rustix::fs::Access::WRITE_OK).map_err(|e| fail(&e.into()))?;
-        Ok(Place::File(file))
+        written.map_err(|e| self.failure(&e))
     }
 }
 

@@ -11,29 +11,20 @@ use crate::process;
 use farpage_base::sys::descriptor::keep_across_exec;
 use farpage_ipc::tree::{self, Segment};
 use farpage_ipc::{conf, stat};
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, SigmaskHow, Signal, sigaction};
 use rustix::fd::{AsFd, AsRawFd};
 use std::fs::File;
 use std::io::{self, Read};
 use std::mem;
 use std::process::ExitCode;
-use std::ptr;
 use std::time::{Duration, Instant};
 
 /// Signals that are not passed on: those that cannot be caught or that stop us before we could; those that say that
 /// *we* did something wrong; and SIGCHLD, which is about the child.
-const NOT_FORWARDED: [i32; 12] = [
-    libc::SIGKILL,
-    libc::SIGSTOP,
-    libc::SIGTTIN,
-    libc::SIGTTOU,
-    libc::SIGCHLD,
-    libc::SIGSEGV,
-    libc::SIGBUS,
-    libc::SIGFPE,
-    libc::SIGILL,
-    libc::SIGTRAP,
-    libc::SIGSYS,
-    libc::SIGPIPE,
+#[rustfmt::skip]
+const NOT_FORWARDED: [Signal; 12] = [
+    Signal::SIGKILL, Signal::SIGSTOP, Signal::SIGTTIN, Signal::SIGTTOU, Signal::SIGCHLD, Signal::SIGSEGV,
+    Signal::SIGBUS, Signal::SIGFPE, Signal::SIGILL, Signal::SIGTRAP, Signal::SIGSYS, Signal::SIGPIPE,
 ];
 /// The kernel sent it, for example on behalf of the terminal.
 const SI_KERNEL: i32 = 0x80;
@@ -94,7 +85,7 @@ pub fn run(image: &Image, outer: Option<&Segment>, mut look: Option<&mut Look<'_
     let fail = |what: &str, e: &io::Error| Failure::new(format!("cannot {what}: {}", why(e)));
     let page = stat_page().map_err(|e| fail("make the statistics page", &e))?;
     let (mut exec_error, exec_error_end) = io::pipe().map_err(|e| fail("make a pipe", &e))?;
-    let signals = Signals::block();
+    let signals = Signals::block().map_err(|e| fail("block signals", &e.into()))?;
     let start = Instant::now();
     // SAFETY: this process has one thread, so the child may do anything.
     let pid = unsafe { libc::fork() };
@@ -151,49 +142,40 @@ fn stat_page() -> io::Result<File> {
 
 /// The forwarded signals and SIGCHLD, blocked; remembers what the program must find.
 struct Signals {
-    set: libc::sigset_t,
-    old_mask: libc::sigset_t,
-    old_chld: libc::sigaction,
+    set: SigSet,
+    old_mask: SigSet,
+    old_chld: SigAction,
 }
 
 impl Signals {
-    fn block() -> Signals {
-        // SAFETY: sigset_t and sigaction are plain data that the calls fill; all pointers are to locals.
-        unsafe {
-            let mut set = mem::zeroed();
-            libc::sigfillset(&mut set);
-            for signal in NOT_FORWARDED {
-                libc::sigdelset(&mut set, signal);
-            }
-            libc::sigaddset(&mut set, libc::SIGCHLD);
-            let mut old_mask = mem::zeroed();
-            libc::sigprocmask(libc::SIG_BLOCK, &set, &mut old_mask);
-            // With SIGCHLD ignored, the kernel would reap the child and its status would be lost.
-            let mut default: libc::sigaction = mem::zeroed();
-            default.sa_sigaction = libc::SIG_DFL;
-            let mut old_chld = mem::zeroed();
-            libc::sigaction(libc::SIGCHLD, &default, &mut old_chld);
-            Signals { set, old_mask, old_chld }
-        }
+    fn block() -> nix::Result<Signals> {
+        let mut set = SigSet::all();
+        NOT_FORWARDED.into_iter().for_each(|signal| set.remove(signal));
+        set.add(Signal::SIGCHLD);
+        let old_mask = set.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
+        // With SIGCHLD ignored, the kernel would reap the child and its status would be lost.
+        let default = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
+        // SAFETY: no handler is involved.
+        let old_chld = unsafe { sigaction(Signal::SIGCHLD, &default)? };
+        Ok(Signals { set, old_mask, old_chld })
     }
 
     fn restore(&self) {
-        // SAFETY: both values were filled by the calls in `block`.
-        unsafe {
-            libc::sigaction(libc::SIGCHLD, &self.old_chld, ptr::null_mut());
-            libc::sigprocmask(libc::SIG_SETMASK, &self.old_mask, ptr::null_mut());
-        }
+        // Both were so before.
+        // SAFETY: what was there before Rust code ran, or a default.
+        let _ = unsafe { sigaction(Signal::SIGCHLD, &self.old_chld) };
+        let _ = self.old_mask.thread_set_mask();
     }
 
     /// Waits for a signal, or so long.
     fn wait(&self, info: &mut libc::siginfo_t, at_most: Option<Duration>) -> i32 {
         let Some(time) = at_most else {
             // SAFETY: the set is initialised; `info` is a valid place.
-            return unsafe { libc::sigwaitinfo(&self.set, info) };
+            return unsafe { libc::sigwaitinfo(self.set.as_ref(), info) };
         };
         let time = libc::timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) };
         // SAFETY: as above; `time` lives through the call.
-        unsafe { libc::sigtimedwait(&self.set, info, &time) }
+        unsafe { libc::sigtimedwait(self.set.as_ref(), info, &time) }
     }
 
     fn pass_on_until_end(&self, child: i32, look: &mut dyn FnMut() -> Option<Duration>) -> Result<(How, u64)> {
@@ -276,7 +258,7 @@ fn deliver_to_self(signal: i32) {
         libc::signal(signal, libc::SIG_DFL);
         libc::kill(libc::getpid(), signal);
         libc::sigprocmask(libc::SIG_UNBLOCK, &set, &mut old);
-        libc::sigprocmask(libc::SIG_SETMASK, &old, ptr::null_mut());
+        libc::sigprocmask(libc::SIG_SETMASK, &old, std::ptr::null_mut());
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Callers: [`super`] gives it readings and keys, and does what it asks for; `list` and `details` show it.
 
-use super::reading::{Id, Program, Reading, TreeRow};
+use super::reading::{Id, Program, Rates, Reading, TreeRow};
 use farpage_ipc::conf::size;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use std::cmp::Ordering;
@@ -26,41 +26,37 @@ pub enum Sort {
     Latency,
 }
 
+type Compare = fn(&Program, &Program) -> Ordering;
+
 impl Sort {
-    const ALL: [Sort; 7] =
-        [Sort::Pid, Sort::Resident, Sort::Swapped, Sort::Faults, Sort::Major, Sort::Waiting, Sort::Latency];
+    /// By each of them: the column that is sorted, and what comes first.
+    #[rustfmt::skip]
+    const ALL: [(Sort, &str, Compare); 7] = [
+        (Sort::Pid, "PID", |_, _| Ordering::Equal),
+        (Sort::Resident, "RSS", |a, b| b.resident().cmp(&a.resident())),
+        (Sort::Swapped, "SWAP", |a, b| b.page.get("swapped_bytes").cmp(&a.page.get("swapped_bytes"))),
+        (Sort::Faults, "FAULT/s", |a, b| rates(b).faults.total_cmp(&rates(a).faults)),
+        (Sort::Major, "MAJ/s", |a, b| rates(b).major.total_cmp(&rates(a).major)),
+        (Sort::Waiting, "WAIT%", |a, b| rates(b).waiting.total_cmp(&rates(a).waiting)),
+        (Sort::Latency, "P99", |a, b| rates(b).p99.cmp(&rates(a).p99)),
+    ];
 
     /// The column that is sorted.
     pub fn name(self) -> &'static str {
-        match self {
-            Sort::Pid => "PID",
-            Sort::Resident => "RSS",
-            Sort::Swapped => "SWAP",
-            Sort::Faults => "FAULT/s",
-            Sort::Major => "MAJ/s",
-            Sort::Waiting => "WAIT%",
-            Sort::Latency => "P99",
-        }
+        Sort::ALL[self as usize].1
     }
 
     fn next(self) -> Sort {
-        let at = Sort::ALL.iter().position(|sort| *sort == self).unwrap_or(0);
-        Sort::ALL[(at + 1) % Sort::ALL.len()]
+        Sort::ALL[(self as usize + 1) % Sort::ALL.len()].0
     }
 
     fn compare(self, a: &Program, b: &Program) -> Ordering {
-        let rate = |program: &Program| program.rates.unwrap_or_default();
-        let order = match self {
-            Sort::Pid => a.id.cmp(&b.id),
-            Sort::Resident => b.resident().cmp(&a.resident()),
-            Sort::Swapped => b.page.get("swapped_bytes").cmp(&a.page.get("swapped_bytes")),
-            Sort::Faults => rate(b).faults.total_cmp(&rate(a).faults),
-            Sort::Major => rate(b).major.total_cmp(&rate(a).major),
-            Sort::Waiting => rate(b).waiting.total_cmp(&rate(a).waiting),
-            Sort::Latency => rate(b).p99.cmp(&rate(a).p99),
-        };
-        order.then(a.id.cmp(&b.id))
+        Sort::ALL[self as usize].2(a, b).then(a.id.cmp(&b.id))
     }
+}
+
+fn rates(program: &Program) -> Rates {
+    program.rates.unwrap_or_default()
 }
 
 /// A row of the list.
