@@ -143,11 +143,11 @@ impl Engine {
             (false, Change::None) => return,
             (false, _) => following.asked.fetch_add(1, SeqCst).wrapping_add(1),
         };
-        let places = self.places_before(proc, change);
+        let places = places::before(self, proc, change);
         following.published.store(number, SeqCst);
         // Made by a thread that held something else then.
         self.fork.dismiss_now();
-        self.keep_up_and(MONITOR, || self.leave_places(proc, places));
+        self.keep_up_and(MONITOR, || places::leave(self, proc, places));
         self.fork.ring_gates();
         self.wake_writer();
         self.kick_pager();

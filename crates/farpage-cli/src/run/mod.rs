@@ -31,7 +31,7 @@ use farpage_device::space::build::check_memory;
 use farpage_ipc::conf::size;
 use farpage_ipc::conf::{self, Conf, DeviceKind, SwapSpec};
 use farpage_ipc::tree::{self, Segment};
-use farpage_run::lifecycle::build::start_bytes;
+use farpage_run::monitor::build::start_bytes;
 use farpage_run::probe::{self, Probe};
 use record::Recording;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};

@@ -135,54 +135,49 @@ pub(crate) fn ask(segment: &Segment, mine: &Member, budget: &Budget, want: i64, 
     got
 }
 
-impl Engine {
-    /// Before reclaim: asks for a step of the tree's memory; whether there was some. Not again before the monitor's
-    /// next look, if there was not. The pager.
-    pub(crate) fn asks_for_more(&self) -> bool {
-        let (Some(segment), Some(mine)) = (tree::segment(), tree::place()) else { return false };
-        mine.wants.load() == 0 && self.asks(segment, mine)
-    }
+/// Before reclaim: asks for a step of the tree's memory; whether there was some. Not again before the monitor's
+/// next look, if there was not. The pager.
+pub(crate) fn asks_for_more(e: &Engine) -> bool {
+    let (Some(segment), Some(mine)) = (tree::segment(), tree::place()) else { return false };
+    mine.wants.load() == 0 && asks(e, segment, mine)
+}
 
-    fn asks(&self, segment: &Segment, mine: &Member) -> bool {
-        ask(segment, mine, &self.budget, step(self.budget.promised()), self.most_pages()) > 0
-    }
+fn asks(e: &Engine, segment: &Segment, mine: &Member) -> bool {
+    ask(segment, mine, &e.budget, step(e.budget.promised()), e.most_pages()) > 0
+}
 
-    /// What this process wants another will give, to whom it is worth less: its own pages can stay. The pager.
-    pub(crate) fn is_being_given(&self) -> bool {
-        let (Some(segment), Some(mine)) = (tree::segment(), tree::place()) else { return false };
-        if mine.wants.load() == 0
-            || mine.claim.held() > mine.target.load()
-            || now_us() < self.no_gift_until_us.load(Relaxed)
-        {
+/// What this process wants another will give, to whom it is worth less: its own pages can stay. The pager.
+pub(crate) fn is_being_given(e: &Engine) -> bool {
+    let (Some(segment), Some(mine)) = (tree::segment(), tree::place()) else { return false };
+    if mine.wants.load() == 0 || mine.claim.held() > mine.target.load() || now_us() < e.no_gift_until_us.load(Relaxed) {
+        return false;
+    }
+    let (said, price) = (TreeSnapshot::of(mine, segment), mine.price.load(Relaxed));
+    let gives = |m: &Member| !std::ptr::eq(m, mine) && is_worth_more(price, m.price.load(Relaxed));
+    let comes = said.giving > 0 || said.cheapest.is_some_and(gives);
+    comes && said.highest_want.is_none_or(|other| other <= price)
+}
+
+/// Waits for that, a moment, and asks for it. Whether there is more now.
+pub(crate) fn takes_what_is_given(e: &Engine) -> bool {
+    let (Some(segment), Some(mine)) = (tree::segment(), tree::place()) else { return false };
+    let since = Instant::now();
+    while is_being_given(e) {
+        if since.elapsed() > GIFT_WAIT_MAX {
+            e.no_gift_until_us.store(now_us() + PRICE_US, Relaxed);
             return false;
         }
-        let (said, price) = (TreeSnapshot::of(mine, segment), mine.price.load(Relaxed));
-        let gives = |m: &Member| !std::ptr::eq(m, mine) && is_worth_more(price, m.price.load(Relaxed));
-        let comes = said.giving > 0 || said.cheapest.is_some_and(gives);
-        comes && said.highest_want.is_none_or(|other| other <= price)
-    }
-
-    /// Waits for that, a moment, and asks for it. Whether there is more now.
-    pub(crate) fn takes_what_is_given(&self) -> bool {
-        let (Some(segment), Some(mine)) = (tree::segment(), tree::place()) else { return false };
-        let since = Instant::now();
-        while self.is_being_given() {
-            if since.elapsed() > GIFT_WAIT_MAX {
-                self.no_gift_until_us.store(now_us() + PRICE_US, Relaxed);
-                return false;
-            }
-            futex::wait(&self.wakeups.never, 0, Some(GIFT_LOOK_NS));
-            if self.asks(segment, mine) {
-                return true;
-            }
+        futex::wait(&e.wakeups.never, 0, Some(GIFT_LOOK_NS));
+        if asks(e, segment, mine) {
+            return true;
         }
-        false
     }
+    false
+}
 
-    /// Whether this process waits for others ([`super::turns`]).
-    pub(crate) fn is_held(&self) -> bool {
-        tree::place().is_some_and(|mine| mine.held.load(Relaxed) != 0)
-    }
+/// Whether this process waits for others ([`super::turns`]).
+pub(crate) fn is_held() -> bool {
+    tree::place().is_some_and(|mine| mine.held.load(Relaxed) != 0)
 }
 
 /// What the monitor has seen at a look.

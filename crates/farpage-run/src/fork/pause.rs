@@ -1,7 +1,9 @@
 //! The pager's part of a fork: it holds still while the process is copied, and serves what the forking thread needs.
 
 use crate::fork::pending_events::PendingEvents;
+use crate::fork::reserve::given_to_children;
 use crate::mappings::event_order::is_known_after;
+use crate::pager::bring_in::found_present;
 use crate::pager::cx::Outcome;
 use crate::pager::state::{PAUSED_NAME, Pager, THREAD_NAME};
 use crate::shared::given_uffds;
@@ -49,12 +51,10 @@ enum Source {
     Slot(Entry),
 }
 
-impl Engine {
-    /// Whether something is mapped in `[start, end)` (bytes), after what is pending.
-    fn is_known_then(&self, pending: &[Pending], start: usize, end: usize) -> bool {
-        let told = pending.iter().rev().filter_map(Pending::event);
-        is_known_after((start, end), told, |start, end| self.is_known(start, end))
-    }
+/// Whether something is mapped in `[start, end)` (bytes), after what is pending.
+fn is_known_then(e: &Engine, pending: &[Pending], start: usize, end: usize) -> bool {
+    let told = pending.iter().rev().filter_map(Pending::event);
+    is_known_after((start, end), told, |start, end| e.is_known(start, end))
 }
 
 impl Pager {
@@ -70,7 +70,7 @@ impl Pager {
         // A child can use nothing of what is on its way, and its frames would never be free there.
         self.cx.prefetch.land_all(self.cx.e);
         f.late_fills.clear();
-        f.channel.fill(&self.cx.e.given_to_children(), &self.cx.e.space.own_files());
+        f.channel.fill(&given_to_children(self.cx.e), &self.cx.e.space.own_files());
         self.cx.changes.forks.keep();
         let is_told = given_uffds::are_forks_told();
         // From here on nothing may change that the child inherits: no allocation, no word, no list. (But see `help`.)
@@ -104,7 +104,7 @@ impl Pager {
             match one[0] {
                 _ if n == 0 && self.cx.changes.order.waits() && !self.cx.changing() => {
                     while let Some(event) =
-                        self.cx.changes.next_settled(&*self.cx.mm, |start, end| e.is_known_then(&pending, start, end))
+                        self.cx.changes.next_settled(&*self.cx.mm, |start, end| is_known_then(e, &pending, start, end))
                     {
                         hold(event, &mut held, &mut pending);
                     }
@@ -120,7 +120,7 @@ impl Pager {
                 // A wake-up for notes, which are looked at after the fork.
                 Message::Remove { start, .. } if self.cx.e.arena.doorbell.contains(start) => {}
                 event => {
-                    if self.cx.changes.note(event, |start, end| e.is_known_then(&pending, start, end)) {
+                    if self.cx.changes.note(event, |start, end| is_known_then(e, &pending, start, end)) {
                         hold(event, &mut held, &mut pending);
                     }
                     continue;
@@ -320,7 +320,7 @@ impl Pager {
                 Pending::Event(event) => self.adoption.apply(&mut self.cx, event),
                 Pending::LateFills(vpn) => {
                     Stat::add(&self.cx.e.stat.pgfault, 1);
-                    self.cx.e.found_present(vpn);
+                    found_present(self.cx.e, vpn);
                 }
             }
         }

@@ -37,31 +37,29 @@ const RESERVE_WAIT_MAX: Duration = Duration::from_secs(10);
 /// After a wait for memory in vain no other fork waits for so long, microseconds.
 const IN_VAIN_US: u64 = 2_000_000;
 
-impl Engine {
-    /// Forking thread, which has closed the gates: gets what the child of a process with managed memory will need.
-    fn prepare_fork_state(&'static self) -> Result<ForkState, Errno> {
-        let f = &self.fork;
-        drop(room_for_start(self.given_to_children().len())?);
-        let monitor = f.monitor_tid.load(SeqCst);
-        let end = with_room(|| f.channel.open(monitor, || self.ring_monitor()))?;
-        let mut fork_state = ForkState { active: true, channel: end.into_raw_fd(), standby: 0 };
-        match f.stand_by() {
-            Ok(number) => fork_state.standby = number,
-            Err(error) => {
-                fork_state.lose_channel();
-                return Err(error);
-            }
+/// Forking thread, which has closed the gates: gets what the child of a process with managed memory will need.
+fn prepare_fork_state(e: &'static Engine) -> Result<ForkState, Errno> {
+    let f = &e.fork;
+    drop(room_for_start(given_to_children(e).len())?);
+    let monitor = f.monitor_tid.load(SeqCst);
+    let end = with_room(|| f.channel.open(monitor, || e.ring_monitor()))?;
+    let mut fork_state = ForkState { active: true, channel: end.into_raw_fd(), standby: 0 };
+    match f.stand_by() {
+        Ok(number) => fork_state.standby = number,
+        Err(error) => {
+            fork_state.lose_channel();
+            return Err(error);
         }
-        Ok(fork_state)
     }
+    Ok(fork_state)
+}
 
-    /// The descriptors, in the engine's table, that a child's engine needs.
-    pub fn given_to_children(&self) -> Vec<RawFd> {
-        let mut fds = self.space.fds();
-        fds.extend(self.fork.descriptors());
-        fds.extend(uffd_device::device().map(|fd| fd.as_raw_fd()));
-        fds
-    }
+/// The descriptors, in the engine's table, that a child's engine needs.
+pub fn given_to_children(e: &Engine) -> Vec<RawFd> {
+    let mut fds = e.space.fds();
+    fds.extend(e.fork.descriptors());
+    fds.extend(uffd_device::device().map(|fd| fd.as_raw_fd()));
+    fds
 }
 
 impl Fork {
@@ -149,7 +147,7 @@ impl Fork {
 /// `AGAIN`: there is not enough of something, and the child could not live.
 pub fn reserve() -> Result<(), Errno> {
     match engine() {
-        Some(e) if e.fork.is_home() => e.reserve(false),
+        Some(e) if e.fork.is_home() => reserve_for(e, false),
         _ => Ok(()),
     }
 }
@@ -158,48 +156,44 @@ pub fn reserve() -> Result<(), Errno> {
 /// do without.
 pub(crate) fn reserve_anyway(e: &'static Engine) {
     let since = Instant::now();
-    while e.reserve(since.elapsed() > RESERVE_WAIT_MAX).is_err() {
+    while reserve_for(e, since.elapsed() > RESERVE_WAIT_MAX).is_err() {
         futex::wait(&e.wakeups.never, 0, Some(1_000_000));
     }
 }
 
-impl Engine {
-    /// `anyway`: also without what is missing.
-    fn reserve(&'static self, anyway: bool) -> Result<(), Errno> {
-        let f = &self.fork;
-        // A handler of the program's, before a fork, may fork.
-        if f.is_reserved() {
-            return Ok(());
-        }
-        if self.is_active() {
-            wait_for_room_of_child();
-        }
-        // A handler of a signal as well.
-        let mask = block_signals();
-        f.lock.lock();
-        f.close_gates();
-        // The monitor cannot activate the engine any more: from here on this does not change.
-        let fork_state = match self.active.load(SeqCst) {
-            true => self.prepare_fork_state().or_else(|error| {
-                let missing = ErrnoText(error);
-                warn_once(&format!(
-                    "fork is refused: there are no threads or descriptors for a child's engine: {missing}"
-                ));
-                if anyway { Ok(ForkState { active: true, ..ForkState::NONE }) } else { Err(Errno::AGAIN) }
-            }),
-            false => Ok(ForkState::NONE),
-        };
-        let result = fork_state.map(|fork_state| {
-            *lock(&f.fork_state) = fork_state;
-            f.reserved.store(thread_pointer(), SeqCst);
-        });
-        if result.is_err() {
-            f.open_monitor_gate();
-            f.lock.unlock();
-        }
-        restore_signals(mask);
-        result
+/// `anyway`: also without what is missing.
+fn reserve_for(e: &'static Engine, anyway: bool) -> Result<(), Errno> {
+    let f = &e.fork;
+    // A handler of the program's, before a fork, may fork.
+    if f.is_reserved() {
+        return Ok(());
     }
+    if e.is_active() {
+        wait_for_room_of_child();
+    }
+    // A handler of a signal as well.
+    let mask = block_signals();
+    f.lock.lock();
+    f.close_gates();
+    // The monitor cannot activate the engine any more: from here on this does not change.
+    let fork_state = match e.active.load(SeqCst) {
+        true => prepare_fork_state(e).or_else(|error| {
+            let missing = ErrnoText(error);
+            warn_once(&format!("fork is refused: there are no threads or descriptors for a child's engine: {missing}"));
+            if anyway { Ok(ForkState { active: true, ..ForkState::NONE }) } else { Err(Errno::AGAIN) }
+        }),
+        false => Ok(ForkState::NONE),
+    };
+    let result = fork_state.map(|fork_state| {
+        *lock(&f.fork_state) = fork_state;
+        f.reserved.store(thread_pointer(), SeqCst);
+    });
+    if result.is_err() {
+        f.open_monitor_gate();
+        f.lock.unlock();
+    }
+    restore_signals(mask);
+    result
 }
 
 /// Gives back what [`reserve`] got, if there was no fork, or no handler of ours around it.

@@ -5,6 +5,8 @@
 //! threads of the parent changed in the last moment are the pending events (see [`crate::fork`]).
 
 use super::pending_events::PendingEvents;
+use crate::pager::bring_in::found_present;
+use crate::pager::start::{make_pager, open, run_pager};
 use crate::pager::state::Pager;
 use crate::shared::given_uffds;
 use crate::shared::page_table::State;
@@ -27,160 +29,154 @@ use std::sync::atomic::Ordering::SeqCst;
 /// Stack that the handlers in the child may use.
 const DEAD_STACK: usize = 256 * 1024;
 
-impl Engine {
-    /// In a child, on its monitor thread, before anything else: takes over what the parent's engine has given, by the
-    /// numbers that it has here.
-    ///
-    /// # Errors
-    /// `MFILE`: the limit on open files is too low. `BADF`: nothing was given.
-    pub fn inherit(&self) -> Result<(), Errno> {
-        let end = self.fork.inherited_end();
-        if end < 0 {
-            return Err(Errno::BADF);
-        }
-        // SAFETY: open in this table, which is the engine's own.
-        let given = receive_all(unsafe { BorrowedFd::borrow_raw(end) })?;
-        let here = |fd: RawFd| given.iter().find(|(old, _)| *old == fd).map_or(-1, |(_, new)| *new);
-        self.space.fork_child(&given);
-        uffd_device::set_number(uffd_device::number().map_or(-1, here));
-        proc::hold(here(proc::held_number()));
-        let mut held = lock(&self.fork.held);
-        held.iter_mut().for_each(|fd| *fd = here(*fd));
-        held.push(end);
-        held.retain(|fd| *fd >= 0);
-        Ok(())
+/// In a child, on its monitor thread, before anything else: takes over what the parent's engine has given, by the
+/// numbers that it has here.
+///
+/// # Errors
+/// `MFILE`: the limit on open files is too low. `BADF`: nothing was given.
+pub fn inherit(e: &Engine) -> Result<(), Errno> {
+    let end = e.fork.inherited_end();
+    if end < 0 {
+        return Err(Errno::BADF);
     }
+    // SAFETY: open in this table, which is the engine's own.
+    let given = receive_all(unsafe { BorrowedFd::borrow_raw(end) })?;
+    let here = |fd: RawFd| given.iter().find(|(old, _)| *old == fd).map_or(-1, |(_, new)| *new);
+    e.space.fork_child(&given);
+    uffd_device::set_number(uffd_device::number().map_or(-1, here));
+    proc::hold(here(proc::held_number()));
+    let mut held = lock(&e.fork.held);
+    held.iter_mut().for_each(|fd| *fd = here(*fd));
+    held.push(end);
+    held.retain(|fd| *fd >= 0);
+    Ok(())
+}
 
-    /// In a child, on its monitor thread: makes the inherited state work again.
-    pub fn start_as_child(&'static self, proc: &'static Proc) {
-        // SAFETY: open in this table since `inherit`.
-        let end = unsafe { BorrowedFd::borrow_raw(self.fork.inherited_end()) };
-        let given = || {
-            let pagemap = proc.private_file("self/pagemap");
-            let pagemap = pagemap.map_err(|e| format!("cannot open /proc/self/pagemap: {}", ErrnoText::from(e)))?;
-            given_uffds::receive(end, &self.arena, pagemap)
-        };
-        let given = if given_uffds::are_forks_told() { given() } else { Ok(()) };
-        let pending = PendingEvents::receive(end);
-        if let Err(why) = given.and_then(|()| self.activate_child(proc, &pending)) {
-            fatal(&format!("in a forked child, whose swapped-out memory would be lost: {why}"));
-        }
-        self.fork.child_starts.store(false, SeqCst);
-        self.fork.child_ready.store(1, SeqCst);
-        futex::wake_all(&self.fork.child_ready);
+/// In a child, on its monitor thread: makes the inherited state work again.
+pub fn start_as_child(e: &'static Engine, proc: &'static Proc) {
+    // SAFETY: open in this table since `inherit`.
+    let end = unsafe { BorrowedFd::borrow_raw(e.fork.inherited_end()) };
+    let given = || {
+        let pagemap = proc.private_file("self/pagemap");
+        let pagemap = pagemap.map_err(|e| format!("cannot open /proc/self/pagemap: {}", ErrnoText::from(e)))?;
+        given_uffds::receive(end, &e.arena, pagemap)
+    };
+    let given = if given_uffds::are_forks_told() { given() } else { Ok(()) };
+    let pending = PendingEvents::receive(end);
+    if let Err(why) = given.and_then(|()| activate_child(e, proc, &pending)) {
+        fatal(&format!("in a forked child, whose swapped-out memory would be lost: {why}"));
     }
+    e.fork.child_starts.store(false, SeqCst);
+    e.fork.child_ready.store(1, SeqCst);
+    futex::wake_all(&e.fork.child_ready);
+}
 
-    /// Starts the engine again in a child whose parent's engine was active.
-    ///
-    /// # Errors
-    /// One line: why memory cannot be managed. The child cannot go on then, because its swapped-out pages would read
-    /// as zeros.
-    pub fn activate_child(&'static self, proc: &'static Proc, pending: &PendingEvents) -> Result<(), String> {
-        let mut pager = self.make_pager(self.open(proc)?, proc)?;
-        let mut buffer = vec![0u8; 32 * 1024];
-        let (mut mapped, mut stack) = (PageRanges::new(), None);
-        // By threads that there are none of here.
-        self.guarding.store(0, SeqCst);
-        let read = |e| format!("cannot read /proc/self/maps: {}", ErrnoText::from(e));
-        let maps = proc.file("self/maps").map_err(read)?;
-        mappings(&maps, &mut buffer, |m, _| {
-            if m.adoptable() {
-                mapped.insert(Vpn::of(m.start), Vpn::of(m.end));
-                stack = if m.kind == Kind::Stack { Some(m) } else { stack };
+/// Starts the engine again in a child whose parent's engine was active.
+///
+/// # Errors
+/// One line: why memory cannot be managed. The child cannot go on then, because its swapped-out pages would read
+/// as zeros.
+pub fn activate_child(e: &'static Engine, proc: &'static Proc, pending: &PendingEvents) -> Result<(), String> {
+    let mut pager = make_pager(e, open(e, proc)?, proc)?;
+    let mut buffer = vec![0u8; 32 * 1024];
+    let (mut mapped, mut stack) = (PageRanges::new(), None);
+    // By threads that there are none of here.
+    e.guarding.store(0, SeqCst);
+    let read = |e| format!("cannot read /proc/self/maps: {}", ErrnoText::from(e));
+    let maps = proc.file("self/maps").map_err(read)?;
+    mappings(&maps, &mut buffer, |m, _| {
+        if m.adoptable() {
+            mapped.insert(Vpn::of(m.start), Vpn::of(m.end));
+            stack = if m.kind == Kind::Stack { Some(m) } else { stack };
+        }
+    })
+    .map_err(read)?;
+    if pending.overflowed() {
+        return Err("too many mapping changes in other threads at the moment of the fork".into());
+    }
+    // Pages that were placed before the copy, in the address space as it is now.
+    let (mut log, mut late_fills) = (e.fork.late_fills.entries(), Vec::new());
+    for event in pending.events() {
+        while let Some(Some(vpn)) = log.next() {
+            late_fills.push(vpn);
+        }
+        match event {
+            // Whether the copy was made before or after: what another thread unmaps during a fork, the child cannot
+            // count on; and what somebody else mapped there since is not ours. The same for what it discards.
+            Message::Unmap { .. } | Message::Remove { .. } => pager.adoption.apply(&mut pager.cx, event),
+            Message::Remap { from, to, len } if mapped.contains(Vpn::of(to)) => {
+                let (first, last, there) = (Vpn::of(from), Vpn::of(from + len), Vpn::of(to));
+                let moved = late_fills.iter_mut().filter(|vpn| (first..last).contains(vpn));
+                moved.for_each(|vpn| *vpn = there + (*vpn - first));
+                pager.adoption.apply(&mut pager.cx, event)
             }
+            _ => {}
+        }
+    }
+    late_fills.extend(log.flatten());
+    late_fills.sort_unstable();
+    if e.wipes.load(SeqCst) {
+        let smaps = proc.file("self/smaps").map_err(read)?;
+        wiped_mappings(&smaps, &mut buffer, |start, end| {
+            pager.adoption.apply(&mut pager.cx, Message::Unmap { start, end })
         })
         .map_err(read)?;
-        if pending.overflowed() {
-            return Err("too many mapping changes in other threads at the moment of the fork".into());
-        }
-        // Pages that were placed before the copy, in the address space as it is now.
-        let (mut log, mut late_fills) = (self.fork.late_fills.entries(), Vec::new());
-        for event in pending.events() {
-            while let Some(Some(vpn)) = log.next() {
-                late_fills.push(vpn);
-            }
-            match event {
-                // Whether the copy was made before or after: what another thread unmaps during a fork, the child cannot
-                // count on; and what somebody else mapped there since is not ours. The same for what it discards.
-                Message::Unmap { .. } | Message::Remove { .. } => pager.adoption.apply(&mut pager.cx, event),
-                Message::Remap { from, to, len } if mapped.contains(Vpn::of(to)) => {
-                    let (first, last, there) = (Vpn::of(from), Vpn::of(from + len), Vpn::of(to));
-                    let moved = late_fills.iter_mut().filter(|vpn| (first..last).contains(vpn));
-                    moved.for_each(|vpn| *vpn = there + (*vpn - first));
-                    pager.adoption.apply(&mut pager.cx, event)
-                }
-                _ => {}
-            }
-        }
-        late_fills.extend(log.flatten());
-        late_fills.sort_unstable();
-        if self.wipes.load(SeqCst) {
-            let smaps = proc.file("self/smaps").map_err(read)?;
-            wiped_mappings(&smaps, &mut buffer, |start, end| {
-                pager.adoption.apply(&mut pager.cx, Message::Unmap { start, end })
-            })
-            .map_err(read)?;
-        }
-        let managed = lock(&self.managed).clone();
-        for (start, end) in managed.iter() {
-            for (s, t) in mapped.gaps(start, end) {
-                let gone = Message::Unmap { start: s.addr(), end: t.addr() };
-                pager.adoption.apply(&mut pager.cx, gone);
-            }
-            for (s, t) in mapped.overlaps(start, end) {
-                let (mut from, mut to) = (s.addr(), t.addr());
-                if let Some(stack) = stack.filter(|stack| from < stack.end && stack.start < to) {
-                    (from, to) = (from.min(stack.start), to.max(stack.end)); // one mapping, as when it was adopted
-                }
-                pager
-                    .cx
-                    .mm
-                    .register(from, to - from)
-                    .map_err(|e| format!("cannot register inherited memory: {e:?}"))?;
-            }
-        }
-        self.check_untouched(&mut pager, &late_fills)?;
-        Ok(self.run_pager(pager)?)
     }
+    let managed = lock(&e.managed).clone();
+    for (start, end) in managed.iter() {
+        for (s, t) in mapped.gaps(start, end) {
+            let gone = Message::Unmap { start: s.addr(), end: t.addr() };
+            pager.adoption.apply(&mut pager.cx, gone);
+        }
+        for (s, t) in mapped.overlaps(start, end) {
+            let (mut from, mut to) = (s.addr(), t.addr());
+            if let Some(stack) = stack.filter(|stack| from < stack.end && stack.start < to) {
+                (from, to) = (from.min(stack.start), to.max(stack.end)); // one mapping, as when it was adopted
+            }
+            pager.cx.mm.register(from, to - from).map_err(|e| format!("cannot register inherited memory: {e:?}"))?;
+        }
+    }
+    check_untouched(e, &mut pager, &late_fills)?;
+    Ok(run_pager(e, pager)?)
+}
 
-    /// Between the fork and this moment the child's memory was not registered. If something touched a page that is
-    /// swapped out, it saw zeros; better to end the child than to let it go on with them. (`late_fills`: pages, sorted,
-    /// that were placed during the pause with the right content.)
-    fn check_untouched(&self, pager: &mut Pager, late_fills: &[Vpn]) -> Result<(), String> {
-        let stack = self.fork.child_stack();
-        let dead = Vpn::of(stack - DEAD_STACK)..Vpn::of(stack);
-        let managed = lock(&self.managed).clone();
-        for (start, end) in managed.iter() {
-            let mut touched = None;
-            let all = (start.addr(), end.addr());
-            let seen = pager.cx.mm.runs_by_kind(all.0, all.1, &mut |s, t, kind| {
-                if kind == PageKind::Guard {
-                    self.marked.store(true, SeqCst);
-                    return true;
-                }
-                for vpn in Vpn::of(s).up_to(Vpn::of(t)) {
-                    let Some(node) = self.table.node_or_create(vpn) else { return false };
-                    match self.table.state(node) {
-                        // Below the stack pointer of the forking thread everything is dead.
-                        state @ (State::Swapped(_) | State::Cached(_))
-                            if !dead.contains(&vpn) && late_fills.binary_search(&vpn).is_err() =>
-                        {
-                            touched = Some((vpn, state))
-                        }
-                        state @ State::Writeback(_) => touched = Some((vpn, state)),
-                        _ => self.found_present(vpn),
-                    }
-                }
-                true
-            });
-            seen.map_err(|e| format!("PAGEMAP_SCAN failed: {}", ErrnoText::from(e)))?;
-            if let Some((vpn, state)) = touched {
-                let at = vpn.addr();
-                return Err(format!(
-                    "the page at {at:#x} ({state:?}) was touched before the engine of the child could start (stack at {stack:#x})"
-                ));
+/// Between the fork and this moment the child's memory was not registered. If something touched a page that is
+/// swapped out, it saw zeros; better to end the child than to let it go on with them. (`late_fills`: pages, sorted,
+/// that were placed during the pause with the right content.)
+fn check_untouched(e: &Engine, pager: &mut Pager, late_fills: &[Vpn]) -> Result<(), String> {
+    let stack = e.fork.child_stack();
+    let dead = Vpn::of(stack - DEAD_STACK)..Vpn::of(stack);
+    let managed = lock(&e.managed).clone();
+    for (start, end) in managed.iter() {
+        let mut touched = None;
+        let all = (start.addr(), end.addr());
+        let seen = pager.cx.mm.runs_by_kind(all.0, all.1, &mut |s, t, kind| {
+            if kind == PageKind::Guard {
+                e.marked.store(true, SeqCst);
+                return true;
             }
+            for vpn in Vpn::of(s).up_to(Vpn::of(t)) {
+                let Some(node) = e.table.node_or_create(vpn) else { return false };
+                match e.table.state(node) {
+                    // Below the stack pointer of the forking thread everything is dead.
+                    state @ (State::Swapped(_) | State::Cached(_))
+                        if !dead.contains(&vpn) && late_fills.binary_search(&vpn).is_err() =>
+                    {
+                        touched = Some((vpn, state))
+                    }
+                    state @ State::Writeback(_) => touched = Some((vpn, state)),
+                    _ => found_present(e, vpn),
+                }
+            }
+            true
+        });
+        seen.map_err(|e| format!("PAGEMAP_SCAN failed: {}", ErrnoText::from(e)))?;
+        if let Some((vpn, state)) = touched {
+            let at = vpn.addr();
+            return Err(format!(
+                "the page at {at:#x} ({state:?}) was touched before the engine of the child could start (stack at {stack:#x})"
+            ));
         }
-        Ok(())
     }
+    Ok(())
 }

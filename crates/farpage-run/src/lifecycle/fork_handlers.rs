@@ -9,6 +9,7 @@ use crate::fork::huge;
 use crate::fork::reserve::reserve_anyway;
 use crate::lifecycle::start;
 use crate::mappings::library_guard;
+use crate::mappings::manageable::managed_until;
 use crate::shared::protocol::{Fork, ForkState, PAUSE_WANTED, PAUSED, RESUME_WANTED, RUNNING};
 use crate::shared::state::{Engine, engine};
 use farpage_base::mem::lock::lock;
@@ -51,15 +52,13 @@ fn touch_streams() {
     }
 }
 
-impl Engine {
-    /// In a child, libc writes to the control blocks of all the parent's threads before any handler runs. They are
-    /// never taken out, but one that was noted late may be out already.
-    fn touch_pinned(&self) {
-        // A copy: the pager needs the set to serve the faults.
-        let pinned: Vec<usize> = lock(&self.pinned).iter().map(|vpn| vpn.addr()).collect();
-        for at in pinned {
-            touch(at);
-        }
+/// In a child, libc writes to the control blocks of all the parent's threads before any handler runs. They are
+/// never taken out, but one that was noted late may be out already.
+fn touch_pinned(e: &Engine) {
+    // A copy: the pager needs the set to serve the faults.
+    let pinned: Vec<usize> = lock(&e.pinned).iter().map(|vpn| vpn.addr()).collect();
+    for at in pinned {
+        touch(at);
     }
 }
 
@@ -80,7 +79,7 @@ fn touch_stack(e: &Engine) -> usize {
     let end = if (sp..sp + (64 << 20)).contains(&block) { block.min(sp + 256 * 1024) } else { sp };
     if end == sp {
         // The first thread's, or one that the program has made: whatever is there.
-        for at in (sp..e.managed_until(sp).min(sp + 256 * 1024)).step_by(PAGE) {
+        for at in (sp..managed_until(e, sp).min(sp + 256 * 1024)).step_by(PAGE) {
             touch(at);
         }
     }
@@ -122,7 +121,7 @@ pub extern "C" fn prepare() {
     f.wait_pager(PAUSED);
     // From here to the copy nothing is taken out any more, so what is touched now stays in memory.
     touch_streams();
-    e.touch_pinned();
+    touch_pinned(e);
     f.stack.store(touch_stack(e), SeqCst);
     f.huge_pages.store(huge::switch_off(), SeqCst);
     if !f.channel.is_filled() {
@@ -211,7 +210,7 @@ pub fn child_of(forker: usize) {
     f.child_ready.store(0, SeqCst);
     f.child_starts.store(true, SeqCst);
     end(f);
-    if let Err(why) = e.spawn_monitor() {
+    if let Err(why) = start::spawn_monitor(e) {
         fatal(&format!("in a forked child, whose swapped-out memory would be lost: {why}"));
     }
     // The engine has its own copy now.

@@ -6,13 +6,11 @@
 //! | `preload` | before `main`: what the environment asks for |
 //! | `late` | the same in a program that runs already |
 //! | `start` | when a program gets an engine |
-//! | `build` | makes it: the only file that knows all of its parts |
 //! | `images` | where the code of the engine's threads has its data |
 //! | `program` | what the program's threads tell, engine or not |
 //! | `fork_handlers` | what libc calls around a fork |
 //! | `ended` | the program's end: what is said then |
 
-pub mod build;
 pub mod ended;
 pub mod fork_handlers;
 pub mod images;

@@ -10,9 +10,9 @@ use crate::dormant::{
     START_WAIT_MAX, STARTING, StartPlan, dormant, enter, failed, here, is_home, publish, remember, threshold,
     wait_for_start,
 };
-use crate::lifecycle::build::arena_sizes;
 use crate::lifecycle::images::{own_images, program_needs_libc};
 use crate::monitor;
+use crate::monitor::build::arena_sizes;
 use crate::shared::budget::Budget;
 use crate::shared::stacks::MONITOR;
 use crate::shared::stacks::stack;
@@ -369,20 +369,18 @@ pub(crate) fn spawn_first(plan: &'static StartPlan, arena: &Arena) -> Result<(),
     unsafe { spawn(stack(arena, 0), &start) }.map(drop)
 }
 
-impl Engine {
-    /// In a forked child: starts the first engine thread again, which gets a descriptor table of its own: a copy of the
-    /// caller's.
-    ///
-    /// # Errors
-    /// One line.
-    pub fn spawn_monitor(&'static self) -> Result<(), StartError> {
-        let name = farpage_ipc::stat::THREAD_NAME.as_bytes();
-        self.fork.settle_here();
-        let tid = self
-            .spawn_patiently(MONITOR, &Start { entry: monitor::main, arg: self.address(), name, share_files: false })
-            .map_err(|e| StartError::Thread(e.into()))?;
-        // Known before anybody can fork: a fork fetches descriptors from this thread's table.
-        self.fork.set_monitor(tid);
-        Ok(())
-    }
+/// In a forked child: starts the first engine thread again, which gets a descriptor table of its own: a copy of the
+/// caller's.
+///
+/// # Errors
+/// One line.
+pub fn spawn_monitor(e: &'static Engine) -> Result<(), StartError> {
+    let name = farpage_ipc::stat::THREAD_NAME.as_bytes();
+    e.fork.settle_here();
+    let tid = e
+        .spawn_patiently(MONITOR, &Start { entry: monitor::main, arg: e.address(), name, share_files: false })
+        .map_err(|e| StartError::Thread(e.into()))?;
+    // Known before anybody can fork: a fork fetches descriptors from this thread's table.
+    e.fork.set_monitor(tid);
+    Ok(())
 }

@@ -5,4 +5,6 @@ pub mod discovery;
 pub(crate) mod event_order;
 pub(crate) mod grace_period;
 pub mod library_guard;
+pub(crate) mod manageable;
 pub(crate) mod relocated;
+pub mod requests;

@@ -8,6 +8,7 @@
 //!
 //! Runs on the monitor's thread, which looks seldom.
 
+use crate::mappings::manageable::adoptable_parts;
 use crate::shared::state::Engine;
 use farpage_base::mem::lock::lock;
 use farpage_base::sys::fd::Fd;
@@ -97,7 +98,7 @@ impl Relocated {
                 let (start, end) = (tables.0.max(m.start), tables.1.min(m.end));
                 parts.clear();
                 if start < end {
-                    e.adoptable_parts(start, end, &mut parts);
+                    adoptable_parts(e, start, end, &mut parts);
                 }
                 if parts == [(start, end)] {
                     let worth = |from, to| (to - from >= LEAST).then_some((from, to));

@@ -7,11 +7,13 @@
 //! be overrun.
 
 mod activity;
+pub mod build;
 mod division;
 mod member;
 mod scan;
 
 use self::activity::{Activity, REST};
+use self::build::build;
 use self::division::BudgetDivision;
 use self::member::Membership;
 use self::scan::Scan;
@@ -19,7 +21,9 @@ use crate::budget::activation::{Approach, Look, Next};
 use crate::budget::kin::pages;
 use crate::budget::park;
 use crate::dormant::{self, StartPlan};
-use crate::pager::start::PagerParts;
+use crate::fork::reserve::given_to_children;
+use crate::fork::restart;
+use crate::pager::start::{self, PagerParts};
 use crate::shared::charge::UNLIMITED;
 use crate::shared::given_uffds;
 use crate::shared::protocol::room_for_start;
@@ -87,7 +91,7 @@ fn make(plan: &'static StartPlan) -> Result<Monitor, StartError> {
     take_on_privileges().map_err(|why| StartError::Privileges(why.into()))?;
     // Refused: perhaps the limit is enough.
     let _room = room_for_start(0);
-    let e = Engine::build(plan)?;
+    let e = build(plan)?;
     let monitor = Monitor::new(e, false).map_err(|error| StartError::Proc("read /proc", error.into()))?;
     e.looked();
     show_engine(e);
@@ -102,13 +106,13 @@ pub(crate) extern "C" fn main(engine: usize) -> ! {
     let e: &'static Engine = unsafe { &*(engine as *const Engine) };
     close_program_files([Some(e.fork.inherited_end()).filter(|fd| *fd >= 0)]);
     // Refused: perhaps the limit is enough.
-    let room = room_for_start(e.given_to_children().len());
-    let mut monitor = match e.inherit().and_then(|()| Monitor::new(e, true)) {
+    let room = room_for_start(given_to_children(e).len());
+    let mut monitor = match restart::inherit(e).and_then(|()| Monitor::new(e, true)) {
         Ok(m) => m,
         Err(error) => give_up("in a forked child, whose swapped-out memory would be lost: cannot read /proc", error),
     };
     e.looked();
-    e.start_as_child(monitor.proc);
+    restart::start_as_child(e, monitor.proc);
     drop(room);
     monitor.run()
 }
@@ -151,7 +155,7 @@ impl Monitor {
         // Now, because later these calls may have to wait for a lock behind many threads, each of which fills memory.
         // Forked children can do without: there are programs that make thousands. Where forks are told, nothing may be
         // registered before there is a pager.
-        let opened = if is_child || given_uffds::numbers().is_some() { None } else { e.open(proc).ok() };
+        let opened = if is_child || given_uffds::numbers().is_some() { None } else { start::open(e, proc).ok() };
         let scan = Scan::new(proc, now)?;
         let resident = reach(&statm).map_or(0, |now| pages(now.resident));
         Ok(Monitor {
@@ -312,7 +316,7 @@ impl Monitor {
         let e = self.e;
         self.scan.find_mappings(e);
         self.scan.pin_threads(e, self.proc);
-        match e.activate(self.proc, self.opened.take()) {
+        match start::activate(e, self.proc, self.opened.take()) {
             Ok(()) => {
                 self.scan.find_mappings(e); // those made meanwhile
                 if e.conf.verbose {

@@ -2,6 +2,7 @@
 //! managed. Takes the locks of the lists, of what is managed and of the candidates, one at a time.
 
 use crate::budget::unmanaged::{UnknownPages, Unmanaged};
+use crate::mappings::manageable::{adoptable_parts, is_worth_managing, large_in_all};
 use crate::mappings::relocated::Relocated;
 use crate::shared::state::Engine;
 use farpage_base::mem::lock::lock;
@@ -90,10 +91,10 @@ impl Scan {
         e.left_out.store(0, Relaxed);
         let (mut parts, mut small) = (Vec::new(), Vec::new());
         let result = mappings(&self.maps, &mut self.buffer, |m, _| {
-            if e.is_worth_managing(m) {
-                e.adoptable_parts(m.start, m.end, &mut parts);
+            if is_worth_managing(e, m) {
+                adoptable_parts(e, m.start, m.end, &mut parts);
             } else if m.adoptable() && m.kind != Kind::Stack {
-                e.adoptable_parts(m.start, m.end, &mut small);
+                adoptable_parts(e, m.start, m.end, &mut small);
             }
         });
         if result.is_err() {
@@ -106,7 +107,7 @@ impl Scan {
         };
         let (mut found, small) = (unmanaged(&parts), unmanaged(&small));
         drop(managed);
-        if small.iter().map(|(start, end)| end - start).sum::<usize>() > e.large_in_all() {
+        if small.iter().map(|(start, end)| end - start).sum::<usize>() > large_in_all(e) {
             found.extend(small);
         }
         // Where most can be filled while registering waits for the lock of the address space, first.

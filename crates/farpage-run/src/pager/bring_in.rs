@@ -19,26 +19,24 @@ pub(crate) enum Step {
     Later,
 }
 
-impl Engine {
-    /// The page at `vpn` is there, with the content that it is to have, whatever its word says: what else there is of
-    /// it is given up. While no writer runs.
-    pub(crate) fn found_present(&self, vpn: Vpn) {
-        let Some(node) = self.table.node_or_create(vpn) else { return };
-        let mut lru = lock(&self.lru);
-        match self.table.state(node) {
-            State::Mapped(_) | State::Writeback(_) => {}
-            State::None => lru.map(&self.table, node, State::Mapped(None), Rank::NEW),
-            State::Swapped(entry) => {
-                lru.map_refaulted(&self.table, node, State::Mapped(None));
-                drop(lru);
-                self.free_entry(Some(entry));
-            }
-            State::Cached(f) => {
-                lru.uncache(&self.table, node, State::Cached(f), State::Mapped(None));
-                drop(lru);
-                self.release_frame_entry(f);
-                self.frames.put_spent(f, 1);
-            }
+/// The page at `vpn` is there, with the content that it is to have, whatever its word says: what else there is of
+/// it is given up. While no writer runs.
+pub(crate) fn found_present(e: &Engine, vpn: Vpn) {
+    let Some(node) = e.table.node_or_create(vpn) else { return };
+    let mut lru = lock(&e.lru);
+    match e.table.state(node) {
+        State::Mapped(_) | State::Writeback(_) => {}
+        State::None => lru.map(&e.table, node, State::Mapped(None), Rank::NEW),
+        State::Swapped(entry) => {
+            lru.map_refaulted(&e.table, node, State::Mapped(None));
+            drop(lru);
+            e.free_entry(Some(entry));
+        }
+        State::Cached(f) => {
+            lru.uncache(&e.table, node, State::Cached(f), State::Mapped(None));
+            drop(lru);
+            e.release_frame_entry(f);
+            e.frames.put_spent(f, 1);
         }
     }
 }

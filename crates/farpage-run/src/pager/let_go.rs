@@ -9,105 +9,23 @@
 //! reclaim's reach; when no page of the range has a word, the range is no longer registered. Nothing of the program
 //! runs in between that could fill a word: the pager serves all faults.
 //!
-//! Program threads run the first half of this file, the pager the second.
+//! This is what the pager does; program threads ask for it in [`crate::mappings::requests`].
 
 use crate::pager::bring_in::Step;
 use crate::pager::cx::Cx;
 use crate::pager::scans::Scans;
 use crate::shared::charge::UNLIMITED;
-use crate::shared::notice_ring::Note;
 use crate::shared::page_table::leaf_end;
-use crate::shared::state::Engine;
-use crate::shared::told::{WarningKind, warn_once_in_tree};
 use farpage_base::mem::lock::lock;
 use farpage_base::mem::units::{USER_END, Vpn};
-use farpage_base::sys::futex;
-use farpage_base::sys::raw::{nr, syscall};
 use farpage_swap::PAGE_SIZE;
-use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
-/// How long a look at the state of the process may be old while memory is let go.
-const LOOK: Duration = Duration::from_millis(100);
 /// Pages looked at in one step, and brought in, so that faults do not wait for all of them.
 const LOOKED_AT: usize = 4096;
 const BROUGHT_IN: usize = 64;
 /// A range that could not be registered is tried again after this time: what kept it may be gone.
 const REFUSED_FOR: Duration = Duration::from_secs(1);
-
-impl Engine {
-    /// Whether the memory of this process is not managed, and never will be.
-    pub fn left_alone(&self) -> bool {
-        self.alone.load(SeqCst)
-    }
-
-    /// From now on the memory of this process is its own. Returns when all of it is there. Called on a program thread.
-    pub fn leave_alone(&self) {
-        if !self.fork.is_home() {
-            return;
-        }
-        self.alone.store(true, SeqCst);
-        // If the monitor makes the engine active in this moment, the pager finds the flag before it does anything.
-        if self.is_active() {
-            self.warn_alone();
-            let _ = self.let_go(PAGE_SIZE, USER_END);
-        }
-    }
-
-    /// Says so once, where a budget was wanted.
-    pub(crate) fn warn_alone(&self) {
-        warn_once_in_tree(
-            WarningKind::Alone,
-            "this program has opened its /proc/PID/pagemap, in which memory that farpage has swapped out looks never used: \
-             its memory stays as it is, and this process goes on without a budget",
-        );
-    }
-
-    /// Everything in `[start, end)` (bytes) is brought in, and none of it is managed then; it may be again after a
-    /// second. Returns when that is done; false: there is no engine that manages anything. Called on a program thread.
-    pub fn let_go(&self, start: usize, end: usize) -> bool {
-        let (start, end) = (start & !(PAGE_SIZE - 1), end.min(USER_END));
-        let reaches = || self.is_active() && self.fork.is_home();
-        if start == 0 || start >= end || !reaches() {
-            return false;
-        }
-        let ticket = loop {
-            match self.notes.post(Note::LetGo(start, end)) {
-                Some(ticket) => break ticket,
-                None => {
-                    self.ring();
-                    futex::wait(&self.wakeups.never, 0, Some(1_000_000));
-                }
-            }
-        };
-        // A fork may hold the engine up, and disks may be slow; but without an engine there is nothing left to wait
-        // for.
-        while reaches() {
-            self.ring();
-            if self.notes.wait(ticket, LOOK) {
-                return true;
-            }
-        }
-        false
-    }
-
-    /// In `[start, end)`, which is not managed any more, pages of zeros may have been dropped where the kernel would
-    /// have them. They are made again; those that have never been used are left alone as far as is known. Called on a
-    /// program thread.
-    pub fn make_zeros(&self, start: usize, end: usize) {
-        const POPULATE_READ: usize = 22;
-        const LEAF: usize = 512 * PAGE_SIZE;
-        let mut at = start & !(PAGE_SIZE - 1);
-        while at < end {
-            let to = ((at | (LEAF - 1)) + 1).min(end);
-            if self.table.node(Vpn::of(at)).is_some() {
-                // SAFETY: reads; what cannot be read is left as it is.
-                let _ = unsafe { syscall(nr::MADVISE, [at, to - at, POPULATE_READ, 0, 0, 0]) };
-            }
-            at = to;
-        }
-    }
-}
 
 /// Memory that is to be the program's alone, or cannot be managed: the pager's part.
 pub(crate) struct LetGo {

@@ -7,29 +7,16 @@
 //!
 //! No event tells of a guard, and the page that it takes away may be out. So the interposed `madvise` makes the call
 //! three times over: it installs the guard; discards the range, which is an event, at which the pager forgets what it
-//! had; and installs again what the pager has copied over until it read the event ([`Engine::guarded`]). A guard that
+//! had; and installs again what the pager has copied over until it read the event ([`Engine::guarded`](crate::shared::state::Engine::guarded)). A guard that
 //! is made without libc is found where it is in the way: by a scan, by a copy, by a move.
 //!
 //! Callers: the preload library, on program threads; `fill`, `reclaim`, `mappings::register`, on the pager's.
 
 use crate::pager::cx::Cx;
-use crate::shared::state::Engine;
 use farpage_base::mem::units::Vpn;
 use farpage_base::sys::pagemap::PageKind;
 use farpage_base::sys::uffd::UffdError;
 use std::sync::atomic::Ordering::SeqCst;
-
-impl Engine {
-    /// The program has made guards. `again` discards what was there, which is an event, and makes them again. Meanwhile
-    /// pages are put only where a thread waits for one: one that was looked for before the guard was made again could
-    /// otherwise be put over it. Called on a program thread.
-    pub fn guarded(&self, again: impl FnOnce()) {
-        self.marked.store(true, SeqCst);
-        self.guarding.fetch_add(1, SeqCst);
-        again();
-        self.guarding.fetch_sub(1, SeqCst);
-    }
-}
 
 impl Cx {
     /// How many of the `n` pages from `vpn` on may be put there.

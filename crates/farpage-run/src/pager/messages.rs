@@ -2,6 +2,7 @@
 //!
 //! Callers: the pager's loop, [`crate::fork`], on the pager's thread. Locks: those of what is done.
 
+use crate::budget::share;
 use crate::budget::turns::LATE;
 use crate::pager::cx::{Fault, Outcome};
 use crate::pager::state::Pager;
@@ -73,7 +74,7 @@ impl Pager {
     /// Serves what waits; what cannot be served yet stays.
     pub(crate) fn serve_waiting(&mut self) {
         let mut i = 0;
-        let held = !self.cx.waiting.is_empty() && self.cx.e.is_held();
+        let held = !self.cx.waiting.is_empty() && share::is_held();
         let mut longest = Duration::ZERO;
         while i < self.cx.waiting.len() {
             let fault = self.cx.waiting[i];

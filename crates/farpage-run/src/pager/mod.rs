@@ -9,7 +9,7 @@
 
 pub(crate) mod adoption;
 mod apply_event;
-mod bring_in;
+pub(crate) mod bring_in;
 pub(crate) mod changes;
 pub(crate) mod cx;
 pub mod fault;

@@ -3,6 +3,7 @@
 //! `shrink` moves the oldest active pages into frames, in runs of neighbours (a run costs a sixth of its pages one by
 //! one). A moved page is stable: no thread can write it any more, so a writer may store it whenever it likes.
 
+use crate::budget::share;
 use crate::pager::cx::{Cx, SCRATCH_PAGES};
 use crate::pager::move_out::{MoveOut, RESIDENT_MIN};
 use crate::pager::register::Adoption;
@@ -97,10 +98,10 @@ impl Reclaim {
             e.wake_writer();
             return true;
         }
-        if !e.budget.pressure() || e.asks_for_more() && !e.budget.pressure() {
+        if !e.budget.pressure() || share::asks_for_more(e) && !e.budget.pressure() {
             return false;
         }
-        if e.budget.over_limit() == 0 && e.is_being_given() {
+        if e.budget.over_limit() == 0 && share::is_being_given(e) {
             return false;
         }
         if e.slots_wanted.load(Relaxed) {
@@ -144,7 +145,7 @@ impl Reclaim {
     /// False: it is at stake, or nothing can be reclaimed, or a change of mappings has to be read first.
     fn reclaim_now(&mut self, cx: &mut Cx, adoption: &mut Adoption, vpn: Vpn, want: usize) -> bool {
         let e = cx.e;
-        if gives_back(cx, want) || cx.prefetch.drop_one(cx.e, Some(vpn)) || e.takes_what_is_given() {
+        if gives_back(cx, want) || cx.prefetch.drop_one(cx.e, Some(vpn)) || share::takes_what_is_given(e) {
             return true;
         }
         Stat::add(&e.stat.allocstall, 1);

@@ -3,6 +3,7 @@
 //! Runs on the pager thread. [`crate::mappings::discovery`] says where to look; what is there is asked again here,
 //! because a mapping may have been replaced meanwhile, and must be registered whole.
 
+use crate::mappings::manageable::{adoptable_parts, is_worth_managing};
 use crate::pager::cx::Cx;
 use crate::pager::let_go::LetGo;
 use crate::pager::robust::lists::RobustLists;
@@ -21,92 +22,27 @@ use farpage_codec::page_hash::is_zero;
 use farpage_ipc::stat::Stat;
 use farpage_swap::PAGE_SIZE;
 use farpage_swap::workingset::Rank;
-use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::Instant;
 
 /// Pages of the shared zero page taken out in one step.
 const ZEROS_AT_ONCE: usize = 128;
 
-/// Smallest mapping adopted, bytes, unless those that are smaller come to such a part of the budget.
-const ADOPT_MIN: usize = 8 * PAGE_SIZE;
-const SMALL_PART: i64 = 8;
-
-/// The first thread's stack is managed if it is at least this part of the budget, and so large.
-const STACK_PART: usize = 16;
-const STACK_MIN: usize = 1 << 20;
-/// The kernel lets no more go to arguments and environment; nothing else is mapped there.
-const STACK_HEAD_MAX: usize = 8 << 20;
-
 /// Pages looked at per step of a scan, so that faults do not wait for it.
 const SCAN_STEP: usize = 2048;
 
-impl Engine {
-    /// Where the managed memory around `addr` ends; `addr` itself if that is not managed.
-    pub fn managed_until(&self, addr: usize) -> usize {
-        let range = lock(&self.managed).covering(Vpn::of(addr));
-        range.map_or(addr, |(_, last)| last.addr())
-    }
-
-    /// Bytes of small mappings that are worth managing.
-    pub fn large_in_all(&self) -> usize {
-        (self.budget.promised() / SMALL_PART) as usize * PAGE_SIZE
-    }
-
-    /// Whether the mapping is to be managed: not small ones, each of which takes as many calls as a large one, and none
-    /// for which there would be no words.
-    pub fn is_worth_managing(&self, mapping: Mapping) -> bool {
-        let least = match mapping.kind {
-            Kind::Stack if self.stack_top.load(Relaxed) == 0 => return false,
-            // Mostly it has some pages, all of them in use.
-            Kind::Stack => (self.conf.ram as usize / STACK_PART).max(STACK_MIN),
-            _ => ADOPT_MIN,
-        };
-        mapping.adoptable() && mapping.end - mapping.start >= least && !self.table.is_short()
-    }
-
-    /// The part of a candidate range that may be managed.
-    pub fn adoptable_parts(&self, start: usize, end: usize, out: &mut Vec<(usize, usize)>) {
-        let mut from = start;
-        let own = [(self.arena.all.base, self.arena.all.end()), self.stack_head()];
-        while from < end {
-            let blocked = self.exclude.iter().chain(&own).filter(|(s, e)| *e > from && *s < end);
-            match blocked.min_by_key(|(s, _)| *s) {
-                Some(&(s, e)) => {
-                    if s > from {
-                        out.push((from, s));
-                    }
-                    from = e.max(from);
-                }
-                None => {
-                    out.push((from, end));
-                    break;
-                }
-            }
+/// Pages `[first, last)` are there: those that nothing is known of go on probation. Pager only.
+fn list_present(e: &Engine, first: Vpn, last: Vpn) {
+    let mut batch = PageBatch::default();
+    for vpn in first.up_to(last) {
+        if let Some(node) = e.table.node_or_create(vpn)
+            && e.table.state(node) == State::None
+        {
+            batch.map(&e.table, node, State::Mapped(None));
         }
     }
-
-    /// The part of the first thread's stack that stays (bytes): arguments and environment are read by others, who do
-    /// not wait for a page (`/proc/PID/cmdline`).
-    fn stack_head(&self) -> (usize, usize) {
-        match self.stack_top.load(Relaxed) {
-            0 => (0, 0),
-            top => (top, top + STACK_HEAD_MAX),
-        }
-    }
-
-    /// Pages `[first, last)` are there: those that nothing is known of go on probation. Pager only.
-    fn list_present(&self, first: Vpn, last: Vpn) {
-        let mut batch = PageBatch::default();
-        for vpn in first.up_to(last) {
-            if let Some(node) = self.table.node_or_create(vpn)
-                && self.table.state(node) == State::None
-            {
-                batch.map(&self.table, node, State::Mapped(None));
-            }
-        }
-        if !batch.is_empty() {
-            lock(&self.lru).map_batch(&self.table, &mut batch);
-        }
+    if !batch.is_empty() {
+        lock(&e.lru).map_batch(&e.table, &mut batch);
     }
 }
 
@@ -160,8 +96,8 @@ impl Adoption {
             let (from, to) = (mapping.start, mapping.end);
             parts.clear();
             let is_stack = mapping.kind == Kind::Stack;
-            if mapping.adoptable() && (!is_stack || e.is_worth_managing(mapping)) {
-                e.adoptable_parts(from, to, &mut parts);
+            if mapping.adoptable() && (!is_stack || is_worth_managing(e, mapping)) {
+                adoptable_parts(e, from, to, &mut parts);
             }
             for &(s, t) in &parts {
                 if !self.let_go.is_refused(s, t) {
@@ -269,7 +205,7 @@ impl Adoption {
                 PageKind::Guard => e.marked.store(true, SeqCst),
                 PageKind::Zero => zeros.push((start, stop)),
                 PageKind::Page => {
-                    e.list_present(start, stop);
+                    list_present(e, start, stop);
                     if let Some(trace) = &mut trace {
                         (0..stop - start).for_each(|i| trace.note(start + i, true));
                     }
@@ -329,7 +265,7 @@ fn take_out_zeros(cx: &mut Cx, robust: &mut RobustLists, first: Vpn, last: Vpn) 
         }
     }
     // What could not be taken out is like any other page.
-    e.list_present(at, last);
+    list_present(e, at, last);
     let _ = robust.held_pages(cx);
 }
 

@@ -17,7 +17,7 @@
 
 pub(crate) mod lists;
 
-use crate::pager::bring_in::Step;
+use crate::pager::bring_in::{Step, found_present};
 use crate::pager::cx::Cx;
 use crate::pager::cx::Fault;
 use crate::pager::robust::lists::{NODES_MAX, RobustLists};
@@ -73,7 +73,7 @@ fn bring_back(cx: &mut Cx, vpn: Vpn) -> bool {
         match cx.bring_in_some(vpn, vpn + 1, node) {
             Step::Here(_) => {
                 // Like any other page that is there.
-                e.found_present(vpn);
+                found_present(e, vpn);
                 return true;
             }
             Step::Later if cx.changing() => break,

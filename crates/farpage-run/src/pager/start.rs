@@ -51,153 +51,151 @@ pub struct PagerParts {
     forks: Forks,
 }
 
-impl Engine {
-    /// Memory is managed from now on: opens the userfaultfds if `opened` does not have them, starts pager and writer.
-    /// Called on the monitor thread, which owns the descriptor table.
-    ///
-    /// # Errors
-    /// One line: why memory cannot be managed.
-    pub fn activate(&'static self, proc: &'static Proc, opened: Option<PagerParts>) -> Result<(), StartError> {
-        let opened = opened.map_or_else(|| self.open(proc), Ok)?;
-        let mut pager = self.make_pager(opened, proc)?;
-        // Before anything is registered: who finds memory busy asks for it.
-        self.active.store(true, Ordering::SeqCst);
-        // Before the threads are started, which have to wait for a CPU if the program's threads keep all of them busy:
-        // what is registered makes those wait instead.
-        pager.adoption.adopt_news(&mut pager.cx);
-        self.run_pager(pager)
-    }
+/// Memory is managed from now on: opens the userfaultfds if `opened` does not have them, starts pager and writer.
+/// Called on the monitor thread, which owns the descriptor table.
+///
+/// # Errors
+/// One line: why memory cannot be managed.
+pub fn activate(e: &'static Engine, proc: &'static Proc, opened: Option<PagerParts>) -> Result<(), StartError> {
+    let opened = opened.map_or_else(|| open(e, proc), Ok)?;
+    let mut pager = make_pager(e, opened, proc)?;
+    // Before anything is registered: who finds memory busy asks for it.
+    e.active.store(true, Ordering::SeqCst);
+    // Before the threads are started, which have to wait for a CPU if the program's threads keep all of them busy:
+    // what is registered makes those wait instead.
+    pager.adoption.adopt_news(&mut pager.cx);
+    run_pager(e, pager)
+}
 
-    /// Opens what the pager needs and registers the arena's parts; the program's memory stays as it is.
-    ///
-    /// # Errors
-    /// One line: what is not allowed, or failed.
-    pub(crate) fn open(&self, proc: &Proc) -> Result<PagerParts, StartError> {
-        let failed = |what| move |e: Errno| StartError::Proc(what, e.into());
-        let pagemap = || proc.private_file("self/pagemap").map_err(failed("open /proc/self/pagemap"));
-        let new = |features| Ok::<_, StartError>(Uffd::open(uffd_device::device(), features, pagemap()?)?);
-        let (uffd, discard_area, forks) = match given_uffds::take() {
-            Some([main, other]) => {
-                let forks = Forks::of(other.as_fd()).map_err(|e| StartError::Descriptor(ErrnoText(e)))?;
-                (Uffd::given(main, pagemap()?), Uffd::given(other, pagemap()?), forks)
-            }
-            None => (new(FEATURES)?, new(FEATURES_QUIET)?, Forks::NONE),
-        };
-        if self.frames.opened() == 0 {
-            self.frames.add_opened(self.frames.open_more(FRAMES_BYTES_MIN / PAGE_SIZE));
+/// Opens what the pager needs and registers the arena's parts; the program's memory stays as it is.
+///
+/// # Errors
+/// One line: what is not allowed, or failed.
+pub(crate) fn open(e: &Engine, proc: &Proc) -> Result<PagerParts, StartError> {
+    let failed = |what| move |e: Errno| StartError::Proc(what, e.into());
+    let pagemap = || proc.private_file("self/pagemap").map_err(failed("open /proc/self/pagemap"));
+    let new = |features| Ok::<_, StartError>(Uffd::open(uffd_device::device(), features, pagemap()?)?);
+    let (uffd, discard_area, forks) = match given_uffds::take() {
+        Some([main, other]) => {
+            let forks = Forks::of(other.as_fd()).map_err(|e| StartError::Descriptor(ErrnoText(e)))?;
+            (Uffd::given(main, pagemap()?), Uffd::given(other, pagemap()?), forks)
         }
-        let frames = self.frames.open_part();
-        if frames.len == 0 {
-            return Err(StartError::Frames);
+        None => (new(FEATURES)?, new(FEATURES_QUIET)?, Forks::NONE),
+    };
+    if e.frames.opened() == 0 {
+        e.frames.add_opened(e.frames.open_more(FRAMES_BYTES_MIN / PAGE_SIZE));
+    }
+    let frames = e.frames.open_part();
+    if frames.len == 0 {
+        return Err(StartError::Frames);
+    }
+    uffd.register(frames.base, frames.len).map_err(StartError::Register)?;
+    discard_area.register(e.arena.discard_area.base, e.arena.discard_area.len).map_err(StartError::Register)?;
+    uffd.register(e.arena.doorbell.base, e.arena.doorbell.len).map_err(StartError::Register)?;
+    let maps = proc.file("self/maps").map_err(failed("open /proc/self/maps"))?;
+    let kick = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|e| StartError::Eventfd(e.into()))?;
+    let again = rustix::io::fcntl_dupfd_cloexec(&maps, 0);
+    let for_discard_area = again.map_err(failed("keep /proc/self/maps open"))?;
+    let mm = Box::new(Kernel::new(uffd, maps));
+    let memory = proc.private_file("self/mem");
+    let discard_area = Box::new(Kernel::new(discard_area, for_discard_area));
+    Ok(PagerParts { mm, discard_area, kick, memory, forks })
+}
+
+pub(crate) fn make_pager(
+    e: &'static Engine,
+    opened: PagerParts,
+    proc: &'static Proc,
+) -> Result<Box<Pager>, StartError> {
+    let PagerParts { mm, discard_area, kick, memory, forks } = opened;
+    // What comes in without a fault is not recorded.
+    let none = Tuning { rule: Rule::None, ..e.conf.readahead };
+    let readahead = if e.records() { none } else { e.conf.readahead };
+    let trace = recorder(e)?;
+    // Nothing fails from here on: what is in the engine stays there.
+    e.wakeups.kick_fd.store(kick.as_raw_fd(), Ordering::Release);
+    *lock(&e.discard_area) = Some(discard_area);
+    Ok(Box::new(Pager {
+        cx: Cx {
+            e,
+            mm,
+            kick,
+            filled: 0,
+            granted: 0,
+            serving: Vpn::default(),
+            guards: Vec::new(),
+            // SAFETY: zero bytes are a valid array of bytes. (It is too large for the stack.)
+            scratch: unsafe { Box::new_zeroed().assume_init() },
+            waiting: Vec::with_capacity(1024),
+            changes: Changes { order: Order::default(), grace_period: GracePeriod::new(proc), forks },
+            pending_frees: Vec::new(),
+            readahead: Readahead::new(readahead, e.conf.ram),
+            prefetch: Prefetch::default(),
+            trace,
+        },
+        adoption: Adoption::new(),
+        reclaim: Reclaim::new(RobustLists::new(proc, memory)),
+        first_touch: FirstTouch::new(),
+        unpark: Unpark::default(),
+        pace: Pace::new(e, proc),
+        fault_threads: FaultThreads::default(),
+        reported: false,
+    }))
+}
+
+/// The record of faults, if one is wanted. A child, whose program may have another root or no permission, goes on
+/// without.
+fn recorder(e: &Engine) -> Result<Option<Recorder>, StartError> {
+    match e.conf.trace.as_deref().map(Recorder::create).transpose() {
+        Err(why) if e.fork.is_restart() => {
+            warn(&format!("in a forked child: {why}"));
+            Ok(None)
         }
-        uffd.register(frames.base, frames.len).map_err(StartError::Register)?;
-        discard_area
-            .register(self.arena.discard_area.base, self.arena.discard_area.len)
-            .map_err(StartError::Register)?;
-        uffd.register(self.arena.doorbell.base, self.arena.doorbell.len).map_err(StartError::Register)?;
-        let maps = proc.file("self/maps").map_err(failed("open /proc/self/maps"))?;
-        let kick =
-            eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|e| StartError::Eventfd(e.into()))?;
-        let again = rustix::io::fcntl_dupfd_cloexec(&maps, 0);
-        let for_discard_area = again.map_err(failed("keep /proc/self/maps open"))?;
-        let mm = Box::new(Kernel::new(uffd, maps));
-        let memory = proc.private_file("self/mem");
-        let discard_area = Box::new(Kernel::new(discard_area, for_discard_area));
-        Ok(PagerParts { mm, discard_area, kick, memory, forks })
+        other => other,
     }
+}
 
-    pub(crate) fn make_pager(&'static self, opened: PagerParts, proc: &'static Proc) -> Result<Box<Pager>, StartError> {
-        let PagerParts { mm, discard_area, kick, memory, forks } = opened;
-        // What comes in without a fault is not recorded.
-        let none = Tuning { rule: Rule::None, ..self.conf.readahead };
-        let readahead = if self.records() { none } else { self.conf.readahead };
-        let trace = self.recorder()?;
-        // Nothing fails from here on: what is in the engine stays there.
-        self.wakeups.kick_fd.store(kick.as_raw_fd(), Ordering::Release);
-        *lock(&self.discard_area) = Some(discard_area);
-        Ok(Box::new(Pager {
-            cx: Cx {
-                e: self,
-                mm,
-                kick,
-                filled: 0,
-                granted: 0,
-                serving: Vpn::default(),
-                guards: Vec::new(),
-                // SAFETY: zero bytes are a valid array of bytes. (It is too large for the stack.)
-                scratch: unsafe { Box::new_zeroed().assume_init() },
-                waiting: Vec::with_capacity(1024),
-                changes: Changes { order: Order::default(), grace_period: GracePeriod::new(proc), forks },
-                pending_frees: Vec::new(),
-                readahead: Readahead::new(readahead, self.conf.ram),
-                prefetch: Prefetch::default(),
-                trace,
-            },
-            adoption: Adoption::new(),
-            reclaim: Reclaim::new(RobustLists::new(proc, memory)),
-            first_touch: FirstTouch::new(),
-            unpark: Unpark::default(),
-            pace: Pace::new(self, proc),
-            fault_threads: FaultThreads::default(),
-            reported: false,
-        }))
-    }
+/// For tests: a pager of another address space, without threads.
+#[cfg(test)]
+pub(crate) fn pager_for_test(
+    e: &'static Engine,
+    mm: Box<dyn AddressSpace>,
+    discard_area: Box<dyn AddressSpace>,
+) -> Box<Pager> {
+    let kick = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+    // No threads are to be waited for, or to be bound to CPUs: a directory without any.
+    let nobody = rustix::fs::open("/", rustix::fs::OFlags::PATH, rustix::fs::Mode::empty()).unwrap();
+    let parts = PagerParts { mm, discard_area, kick, memory: Err(Errno::NOENT), forks: Forks::NONE };
+    let pager = make_pager(e, parts, Box::leak(Box::new(Proc::from_fd(nobody)))).unwrap();
+    e.active.store(true, Ordering::SeqCst);
+    pager
+}
 
-    /// The record of faults, if one is wanted. A child, whose program may have another root or no permission, goes on
-    /// without.
-    fn recorder(&self) -> Result<Option<Recorder>, StartError> {
-        match self.conf.trace.as_deref().map(Recorder::create).transpose() {
-            Err(why) if self.fork.is_restart() => {
-                warn(&format!("in a forked child: {why}"));
-                Ok(None)
-            }
-            other => other,
-        }
+/// Starts pager and writer.
+pub(crate) fn run_pager(e: &'static Engine, pager: Box<Pager>) -> Result<(), StartError> {
+    let pager = Box::into_raw(pager);
+    e.charges.allow(e.large() as u64);
+    e.active.store(true, Ordering::SeqCst);
+    let spawn = |index, entry, arg, name| e.spawn_patiently(index, &Start { entry, arg, name, share_files: true });
+    // The writer first: without one, nobody would free slots.
+    let started = spawn(WRITER, writer::main, e.address(), b"farpage-writer").and_then(|writer| {
+        e.wakeups.writer_tid.store(writer, Ordering::Relaxed);
+        spawn(PAGER, main, pager as usize, THREAD_NAME)
+    });
+    e.wakeups.pager_tid.store(*started.as_ref().unwrap_or(&0), Ordering::Relaxed);
+    if let Err(error) = started {
+        // With the userfaultfds the registrations go, and nobody waits for a page, or a fork for its message to be
+        // read.
+        e.active.store(false, Ordering::SeqCst);
+        e.wakeups.kick_fd.store(-1, Ordering::Release);
+        // SAFETY: made just now from a box, which the thread that was not started does not have.
+        drop(unsafe { Box::from_raw(pager) });
+        *lock(&e.discard_area) = None;
+        e.wakeups.writer_tid.store(0, Ordering::Relaxed);
+        e.wake_writer();
+        return Err(StartError::Thread(error.into()));
     }
-
-    /// For tests: a pager of another address space, without threads.
-    #[cfg(test)]
-    pub(crate) fn pager_for_test(
-        &'static self,
-        mm: Box<dyn AddressSpace>,
-        discard_area: Box<dyn AddressSpace>,
-    ) -> Box<Pager> {
-        let kick = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
-        // No threads are to be waited for, or to be bound to CPUs: a directory without any.
-        let nobody = rustix::fs::open("/", rustix::fs::OFlags::PATH, rustix::fs::Mode::empty()).unwrap();
-        let parts = PagerParts { mm, discard_area, kick, memory: Err(Errno::NOENT), forks: Forks::NONE };
-        let pager = self.make_pager(parts, Box::leak(Box::new(Proc::from_fd(nobody)))).unwrap();
-        self.active.store(true, Ordering::SeqCst);
-        pager
-    }
-
-    /// Starts pager and writer.
-    pub(crate) fn run_pager(&'static self, pager: Box<Pager>) -> Result<(), StartError> {
-        let pager = Box::into_raw(pager);
-        self.charges.allow(self.large() as u64);
-        self.active.store(true, Ordering::SeqCst);
-        let spawn =
-            |index, entry, arg, name| self.spawn_patiently(index, &Start { entry, arg, name, share_files: true });
-        // The writer first: without one, nobody would free slots.
-        let started = spawn(WRITER, writer::main, self.address(), b"farpage-writer").and_then(|writer| {
-            self.wakeups.writer_tid.store(writer, Ordering::Relaxed);
-            spawn(PAGER, main, pager as usize, THREAD_NAME)
-        });
-        self.wakeups.pager_tid.store(*started.as_ref().unwrap_or(&0), Ordering::Relaxed);
-        if let Err(error) = started {
-            // With the userfaultfds the registrations go, and nobody waits for a page, or a fork for its message to be
-            // read.
-            self.active.store(false, Ordering::SeqCst);
-            self.wakeups.kick_fd.store(-1, Ordering::Release);
-            // SAFETY: made just now from a box, which the thread that was not started does not have.
-            drop(unsafe { Box::from_raw(pager) });
-            *lock(&self.discard_area) = None;
-            self.wakeups.writer_tid.store(0, Ordering::Relaxed);
-            self.wake_writer();
-            return Err(StartError::Thread(error.into()));
-        }
-        Ok(())
-    }
+    Ok(())
 }
 
 extern "C" fn main(pager: usize) -> ! {

@@ -2,6 +2,7 @@
 //!
 //! Caller: the pager's thread ([`crate::pager::start`]). Locks: `pinned` and `managed`, one at a time.
 
+use crate::budget::share;
 use crate::budget::turns::LATE;
 use crate::pager::reclaim::store_a_little;
 use crate::pager::state::Pager;
@@ -83,7 +84,7 @@ impl Pager {
         } else {
             // Faults wait for an event to be finished by its thread, or for frames: both need somebody else to run.
             self.cx.e.wakeups.pager_waits.store(true, Ordering::Release);
-            let held = self.cx.e.is_held();
+            let held = share::is_held();
             self.cx.sleep(Some(if held { LATE.as_nanos() as i64 / 4 } else { 200_000 }));
             self.cx.e.wakeups.pager_waits.store(false, Ordering::Release);
             self.pace.stay_awake(self.cx.e, 0, Instant::now());

@@ -4,6 +4,7 @@
 //!
 //! Caller: the pager's turn. Locks: those of `swap_in`; the one of managed ranges.
 
+use crate::budget::share;
 use crate::pager::cx::Cx;
 use crate::shared::page_table::leaf_end;
 use farpage_base::mem::lock::lock;
@@ -58,7 +59,7 @@ fn bring_in_from(cx: &mut Cx, from: Vpn) -> (Option<Vpn>, bool) {
                 continue;
             }
             // As the next fault would: of the tree's budget there may be more.
-            if cx.room() < run && !e.asks_for_more() && cx.room() < run {
+            if cx.room() < run && !share::asks_for_more(e) && cx.room() < run {
                 return (Some(at), false);
             }
             let done = cx.swap_in_run(at, run, false).done;

@@ -24,44 +24,42 @@ pub(super) struct HeldDirectories {
     change: Change,
 }
 
-impl Engine {
-    /// The monitor holds yet what the program held before: what cannot be had afterwards.
-    pub(super) fn places_before(&self, proc: &Proc, change: Change) -> Option<HeldDirectories> {
-        if change == Change::None {
-            return None;
-        }
-        if change == Change::Place && !proc.is_top() {
-            // Who may change its root directory may mount, too, mostly.
-            let _ = Proc::mount().and_then(|own| own.hold_instead());
-        }
-        let path = |fd| readlinkat(proc, format!("thread-self/fd/{fd}"), Vec::new()).unwrap_or_default();
-        let directories = self.space.directories().into_iter().map(|fd| (fd, path(fd))).collect();
-        Some(HeldDirectories { directories, change })
+/// The monitor holds yet what the program held before: what cannot be had afterwards.
+pub(super) fn before(e: &Engine, proc: &Proc, change: Change) -> Option<HeldDirectories> {
+    if change == Change::None {
+        return None;
     }
+    if change == Change::Place && !proc.is_top() {
+        // Who may change its root directory may mount, too, mostly.
+        let _ = Proc::mount().and_then(|own| own.hold_instead());
+    }
+    let path = |fd| readlinkat(proc, format!("thread-self/fd/{fd}"), Vec::new()).unwrap_or_default();
+    let directories = e.space.directories().into_iter().map(|fd| (fd, path(fd))).collect();
+    Some(HeldDirectories { directories, change })
+}
 
-    /// The monitor holds what the program does: directories are from now on what it finds by their paths, or nothing.
-    pub(super) fn leave_places(&self, proc: &Proc, places: Option<HeldDirectories>) {
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let Some(HeldDirectories { directories, change }) = places else { return };
-        for (number, path) in directories {
-            // (Not `open`: another system call, which the engine's filter does not allow.)
-            let there: Result<OwnedFd, Errno> = openat(CWD, path, flags, Mode::empty()).or_else(|_| {
-                self.space.leave_directory(number);
-                proc.file("self/statm")
-            });
-            let _ = there.and_then(|fd| replace(number, fd.as_fd()));
-        }
-        if change != Change::Place || proc.is_top() {
-            return;
-        }
-        let new = Proc::open().and_then(|new| if new.tells() { new.hold_instead() } else { Err(Errno::NOENT) });
-        if new.is_err() {
-            warn_once_in_tree(
-                WarningKind::Proc,
-                "the program has changed its root directory, and there is no /proc in the new one: farpage keeps the old \
-                 one open, by which whoever takes the program over can leave the new root directory; mount /proc there, \
-                 or allow the program to mount (CAP_SYS_ADMIN) until it has changed its root directory",
-            );
-        }
+/// The monitor holds what the program does: directories are from now on what it finds by their paths, or nothing.
+pub(super) fn leave(e: &Engine, proc: &Proc, places: Option<HeldDirectories>) {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let Some(HeldDirectories { directories, change }) = places else { return };
+    for (number, path) in directories {
+        // (Not `open`: another system call, which the engine's filter does not allow.)
+        let there: Result<OwnedFd, Errno> = openat(CWD, path, flags, Mode::empty()).or_else(|_| {
+            e.space.leave_directory(number);
+            proc.file("self/statm")
+        });
+        let _ = there.and_then(|fd| replace(number, fd.as_fd()));
+    }
+    if change != Change::Place || proc.is_top() {
+        return;
+    }
+    let new = Proc::open().and_then(|new| if new.tells() { new.hold_instead() } else { Err(Errno::NOENT) });
+    if new.is_err() {
+        warn_once_in_tree(
+            WarningKind::Proc,
+            "the program has changed its root directory, and there is no /proc in the new one: farpage keeps the old \
+             one open, by which whoever takes the program over can leave the new root directory; mount /proc there, \
+             or allow the program to mount (CAP_SYS_ADMIN) until it has changed its root directory",
+        );
     }
 }

@@ -1,5 +1,5 @@
 //! One process's engine: what its threads share, and how they are woken. Data, below all who use it; it spawns nobody
-//! by itself. Who makes it: [`crate::lifecycle::build`]; when: [`crate::lifecycle::start`]; when it becomes active:
+//! by itself. Who makes it: [`crate::monitor::build`]; when: [`crate::lifecycle::start`]; when it becomes active:
 //! [`crate::monitor`].
 //!
 //! The threads, what each may touch, and why there is one pager: docs/dev/architecture.md. Locks: docs/dev/locking.md.

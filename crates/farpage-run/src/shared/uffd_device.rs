@@ -4,7 +4,7 @@
 //! It lies in the engine's descriptor table: what becomes of the one that the program inherited is the program's
 //! business.
 //!
-//! Callers: [`crate::lifecycle::build`] and the monitor, which owns the descriptor table; who opens userfaultfds; `told`. No
+//! Callers: [`crate::monitor::build`] and the monitor, which owns the descriptor table; who opens userfaultfds; `told`. No
 //! locks.
 
 use crate::probe::{is_misc_device, open_device};

@@ -8,7 +8,8 @@
 mod fake;
 
 use crate::dormant::StartPlan;
-use crate::lifecycle::build::arena_sizes;
+use crate::monitor::build::{arena_sizes, build};
+use crate::pager::start::pager_for_test;
 use crate::pager::state::Pager;
 use crate::shared::state::Engine;
 use crate::threads::writer;
@@ -67,10 +68,10 @@ impl World {
         let heap: &'static Heap = Box::leak(Box::new(Heap::empty()));
         let conf = Conf::parse(&format!("ram:16777216;idle-poll:never;verify;quiet;{conf}")).unwrap();
         let arena = Arena::reserve(arena_sizes(conf.ram)).unwrap();
-        let e = Engine::build(Box::leak(Box::new(StartPlan::for_test(conf, heap, arena)))).unwrap();
+        let e = build(Box::leak(Box::new(StartPlan::for_test(conf, heap, arena)))).unwrap();
         e.decompressor.never();
         let kernel = Fake::new(seed, refuse, e.arena);
-        let pager = e.pager_for_test(Box::new(kernel.clone()), Box::new(kernel.clone()));
+        let pager = pager_for_test(e, Box::new(kernel.clone()), Box::new(kernel.clone()));
         let at: Vec<usize> = (0..MAPPINGS).map(|i| BASE + i * APART * PAGE_SIZE).collect();
         let mut world =
             World { e, pager, kernel, at, holds: BTreeMap::new(), guards: BTreeSet::new(), versions: 0, random: seed };

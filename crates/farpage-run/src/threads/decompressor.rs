@@ -9,27 +9,25 @@ use farpage_base::sys::futex;
 use farpage_base::sys::thread::{Start, allowed_cpus, begin_thread, run_on_any};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-impl Engine {
-    /// Whether the decompressor can be used; starts its thread at the first time.
-    pub(crate) fn decompressor_runs(&'static self) -> bool {
-        if self.decompressor.state.load(Relaxed) == NONE {
-            let cpus = allowed_cpus(std::process::id());
-            let several = cpus.iter().map(|word| word.count_ones()).sum::<u32>() > 1;
-            let tid = if several {
-                let start = Start { entry: main, arg: self.address(), name: b"farpage-decomp", share_files: true };
-                self.spawn(DECOMPRESSOR, &start).unwrap_or(0)
-            } else {
-                0
-            };
-            if tid != 0 {
-                // The pager, whose affinity it has, may be bound to a CPU.
-                run_on_any(tid, &cpus);
-            }
-            self.decompressor.tid.store(tid, Relaxed);
-            self.decompressor.state.store(if tid != 0 { RUNS } else { NEVER }, Relaxed);
+/// Whether the decompressor can be used; starts its thread at the first time.
+pub(crate) fn runs(e: &'static Engine) -> bool {
+    if e.decompressor.state.load(Relaxed) == NONE {
+        let cpus = allowed_cpus(std::process::id());
+        let several = cpus.iter().map(|word| word.count_ones()).sum::<u32>() > 1;
+        let tid = if several {
+            let start = Start { entry: main, arg: e.address(), name: b"farpage-decomp", share_files: true };
+            e.spawn(DECOMPRESSOR, &start).unwrap_or(0)
+        } else {
+            0
+        };
+        if tid != 0 {
+            // The pager, whose affinity it has, may be bound to a CPU.
+            run_on_any(tid, &cpus);
         }
-        self.decompressor.state.load(Relaxed) == RUNS
+        e.decompressor.tid.store(tid, Relaxed);
+        e.decompressor.state.store(if tid != 0 { RUNS } else { NEVER }, Relaxed);
     }
+    e.decompressor.state.load(Relaxed) == RUNS
 }
 
 extern "C" fn main(engine: usize) -> ! {

@@ -5,6 +5,7 @@
 use super::windows::{ALL_MAX, Asked, COMPRESSED_DEPTH, EPOCH, PrefetchWindow, TRY_OFTEN, WINDOW_MIN, WINDOWS_MAX};
 use crate::cpus::ab_trial::Trial;
 use crate::pager::cx::Cx;
+use crate::threads::decompressor;
 use farpage_base::mem::units::Page;
 use farpage_base::mem::units::{FrameNo, Vpn};
 use farpage_device::Entry;
@@ -164,7 +165,7 @@ impl Cx {
     fn decompressor_pays(&mut self) -> bool {
         let (now, placed) = (Instant::now(), self.filled);
         let trial = self.prefetch.trial.get_or_insert_with(|| Trial::new(EPOCH, TRY_OFTEN, now));
-        self.e.controls.decide(Controller::Decompressor, trial.turn(placed, now)) && self.e.decompressor_runs()
+        self.e.controls.decide(Controller::Decompressor, trial.turn(placed, now)) && decompressor::runs(self.e)
     }
 }
 
