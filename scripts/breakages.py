@@ -133,7 +133,7 @@ BREAKAGES = [
     ("slot-freed", "the slot of a page that is in and not kept is freed", "farpage-run/src/pager/fill.rs",
      [("            e.free_entry(Some(*entry));\n", "            let _ = entry;\n")], ENGINE, "full_devices"),
     ("slot-kept", "a page that moves out takes its slot along", "farpage-run/src/pager/moved.rs",
-     [("e.frame_entries.set(f, entry);", "e.frame_entries.set(f, entry.and(None));")],
+     [("e.slots.frame_entries.set(f, entry);", "e.slots.frame_entries.set(f, entry.and(None));")],
      ENGINE, "content_is_right"),
     ("discard-out", "what was discarded is not read back", "farpage-run/src/pager/cx.rs",
      [("e.table.set(node, State::None);\n                        freed.push(entry);", "let _ = entry;")],

@@ -90,7 +90,7 @@ impl Engine {
         if !self.fork.is_home() || self.is_active() {
             return;
         }
-        self.retired.store(true, SeqCst);
+        self.stage.retired.store(true, SeqCst);
         self.ring_monitor();
         for done in &self.following.done {
             loop {

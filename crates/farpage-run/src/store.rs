@@ -31,7 +31,7 @@ const EMPTIED_MAX: usize = DISCARD_AREA_BYTES / PAGE_SIZE;
 impl Engine {
     /// `--verify`: the bytes read back must be the bytes that were swapped out.
     pub(crate) fn verify(&self, vpn: Vpn, entry: Entry, page: &Page) {
-        self.space.verify(entry, page, &self.key, vpn.addr());
+        self.space.verify(entry, page, &self.slots.key, vpn.addr());
         Stat::add(&self.stat.verified, 1);
     }
 
@@ -50,7 +50,7 @@ impl Engine {
 
     /// Frees the slot that belongs to frame `f`, if any.
     pub(crate) fn release_frame_entry(&self, f: FrameNo) {
-        self.free_entry(self.frame_entries.take(f));
+        self.free_entry(self.slots.frame_entries.take(f));
     }
 }
 
@@ -161,8 +161,8 @@ fn release(e: &Engine, most: usize, take: impl Fn(usize) -> Option<(FrameNo, usi
 fn store(e: &Engine, frame: FrameNo) -> Result<StoredAs, StoreError> {
     // SAFETY: the frame is ours while its page is in writeback, and nobody writes to it.
     let page = unsafe { e.frames.page(frame) };
-    let old = e.frame_entries.take(frame);
-    let hash = match e.space.leaving(page, old, &e.key, &e.clean) {
+    let old = e.slots.frame_entries.take(frame);
+    let hash = match e.space.leaving(page, old, &e.slots.key, &e.slots.clean) {
         Leaving::Zero => {
             Stat::add(&e.stat.swpout_zero, 1);
             e.free_entry(old);
@@ -219,7 +219,7 @@ fn store_queued(e: &Engine, waiting: &[Option<QueuedPage>]) -> usize {
 /// The copy is complete: the page's word says so from now on, and the frame is spent.
 fn publish(e: &Engine, node: Node, frame: FrameNo, stored: Option<Entry>) {
     let to = stored.map_or(State::None, State::Swapped);
-    if let (Some(pages), Some(entry)) = (&e.slot_pages, stored) {
+    if let (Some(pages), Some(entry)) = (&e.slots.slot_pages, stored) {
         pages.stored(node, entry);
     }
     if !e.table.change(node, State::Writeback(frame), to) {

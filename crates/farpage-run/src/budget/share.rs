@@ -149,7 +149,10 @@ fn asks(e: &Engine, segment: &Segment, mine: &Member) -> bool {
 /// What this process wants another will give, to whom it is worth less: its own pages can stay. The pager.
 pub(crate) fn is_being_given(e: &Engine) -> bool {
     let (Some(segment), Some(mine)) = (tree::segment(), tree::place()) else { return false };
-    if mine.wants.load() == 0 || mine.claim.held() > mine.target.load() || now_us() < e.no_gift_until_us.load(Relaxed) {
+    if mine.wants.load() == 0
+        || mine.claim.held() > mine.target.load()
+        || now_us() < e.budget.no_gift_until_us.load(Relaxed)
+    {
         return false;
     }
     let (said, price) = (TreeSnapshot::of(mine, segment), mine.price.load(Relaxed));
@@ -164,7 +167,7 @@ pub(crate) fn takes_what_is_given(e: &Engine) -> bool {
     let since = Instant::now();
     while is_being_given(e) {
         if since.elapsed() > GIFT_WAIT_MAX {
-            e.no_gift_until_us.store(now_us() + PRICE_US, Relaxed);
+            e.budget.no_gift_until_us.store(now_us() + PRICE_US, Relaxed);
             return false;
         }
         futex::wait(&e.wakeups.never, 0, Some(GIFT_LOOK_NS));

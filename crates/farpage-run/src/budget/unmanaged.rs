@@ -221,7 +221,7 @@ impl Unmanaged {
             }
             let Mapping { start, end, kind } = m;
             parts.clear();
-            parts.extend(lock(&e.managed).gaps(Vpn::of(start), Vpn::of(end)));
+            parts.extend(lock(&e.memory.managed).gaps(Vpn::of(start), Vpn::of(end)));
             for (first, last) in &parts {
                 let pages = anonymous_pages(pagemap, first.addr(), last.addr());
                 found.add(kind, pages.unwrap_or(0), name);

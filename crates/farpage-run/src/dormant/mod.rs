@@ -287,7 +287,7 @@ pub(crate) fn wait_for_start() {
 pub fn wipes() {
     WIPES.store(true, SeqCst);
     if let Some(engine) = engine() {
-        engine.wipes.store(true, SeqCst);
+        engine.memory.wipes.store(true, SeqCst);
     }
 }
 
@@ -307,8 +307,8 @@ pub fn leave_alone() {
 /// On the engine's first thread, once program threads can see the engine: it learns what they have told before.
 pub(crate) fn hand_over(e: &Engine) {
     THREADS.iter().map(|place| place.load(SeqCst)).filter(|block| *block != 0).for_each(|block| e.pin_thread(block));
-    e.wipes.fetch_or(WIPES.load(SeqCst), SeqCst);
-    e.alone.fetch_or(ALONE.load(SeqCst), SeqCst);
+    e.memory.wipes.fetch_or(WIPES.load(SeqCst), SeqCst);
+    e.stage.alone.fetch_or(ALONE.load(SeqCst), SeqCst);
 }
 
 /// Before a fork: the engine, if there is one. Without, there is none until [`fork_parent`] or [`fork_child`].

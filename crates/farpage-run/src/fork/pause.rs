@@ -148,7 +148,7 @@ impl Pager {
         if is_told {
             // SAFETY: as below.
             let to = channel.map(|fd| unsafe { BorrowedFd::borrow_raw(fd) });
-            let managed = lock(&self.cx.e.managed).clone();
+            let managed = lock(&self.cx.e.memory.managed).clone();
             self.cx.changes.forks.send(to, managed.iter().map(|(start, end)| (start.addr(), end.addr())));
         }
         self.apply_pending(&mut pending);

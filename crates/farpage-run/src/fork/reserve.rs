@@ -176,7 +176,7 @@ fn reserve_for(e: &'static Engine, anyway: bool) -> Result<(), Errno> {
     f.lock.lock();
     f.close_gates();
     // The monitor cannot activate the engine any more: from here on this does not change.
-    let fork_state = match e.active.load(SeqCst) {
+    let fork_state = match e.stage.active.load(SeqCst) {
         true => prepare_fork_state(e).or_else(|error| {
             let missing = ErrnoText(error);
             warn_once(&format!("fork is refused: there are no threads or descriptors for a child's engine: {missing}"));

@@ -81,7 +81,7 @@ pub fn activate_child(e: &'static Engine, proc: &'static Proc, pending: &Pending
     let mut buffer = vec![0u8; 32 * 1024];
     let (mut mapped, mut stack) = (PageRanges::new(), None);
     // By threads that there are none of here.
-    e.guarding.store(0, SeqCst);
+    e.memory.guarding.store(0, SeqCst);
     let read = |e| format!("cannot read /proc/self/maps: {}", ErrnoText::from(e));
     let maps = proc.file("self/maps").map_err(read)?;
     mappings(&maps, &mut buffer, |m, _| {
@@ -115,14 +115,14 @@ pub fn activate_child(e: &'static Engine, proc: &'static Proc, pending: &Pending
     }
     late_fills.extend(log.flatten());
     late_fills.sort_unstable();
-    if e.wipes.load(SeqCst) {
+    if e.memory.wipes.load(SeqCst) {
         let smaps = proc.file("self/smaps").map_err(read)?;
         wiped_mappings(&smaps, &mut buffer, |start, end| {
             pager.adoption.apply(&mut pager.cx, Message::Unmap { start, end })
         })
         .map_err(read)?;
     }
-    let managed = lock(&e.managed).clone();
+    let managed = lock(&e.memory.managed).clone();
     for (start, end) in managed.iter() {
         for (s, t) in mapped.gaps(start, end) {
             let gone = Message::Unmap { start: s.addr(), end: t.addr() };
@@ -146,13 +146,13 @@ pub fn activate_child(e: &'static Engine, proc: &'static Proc, pending: &Pending
 fn check_untouched(e: &Engine, pager: &mut Pager, late_fills: &[Vpn]) -> Result<(), String> {
     let stack = e.fork.child_stack();
     let dead = Vpn::of(stack - DEAD_STACK)..Vpn::of(stack);
-    let managed = lock(&e.managed).clone();
+    let managed = lock(&e.memory.managed).clone();
     for (start, end) in managed.iter() {
         let mut touched = None;
         let all = (start.addr(), end.addr());
         let seen = pager.cx.mm.runs_by_kind(all.0, all.1, &mut |s, t, kind| {
             if kind == PageKind::Guard {
-                e.marked.store(true, SeqCst);
+                e.memory.marked.store(true, SeqCst);
                 return true;
             }
             for vpn in Vpn::of(s).up_to(Vpn::of(t)) {

@@ -56,7 +56,7 @@ fn touch_streams() {
 /// never taken out, but one that was noted late may be out already.
 fn touch_pinned(e: &Engine) {
     // A copy: the pager needs the set to serve the faults.
-    let pinned: Vec<usize> = lock(&e.pinned).iter().map(|vpn| vpn.addr()).collect();
+    let pinned: Vec<usize> = lock(&e.memory.pinned).iter().map(|vpn| vpn.addr()).collect();
     for at in pinned {
         touch(at);
     }
@@ -110,7 +110,7 @@ pub extern "C" fn prepare() {
     f.stand_by_again();
     f.writer_gate.lock();
     // Since the reservation this does not change.
-    if !e.active.load(SeqCst) {
+    if !e.stage.active.load(SeqCst) {
         return; // nothing that a child would need
     }
     // What is left to be done of the reservation, while the monitor can still be waited for.
@@ -202,11 +202,11 @@ pub fn child_of(forker: usize) {
     f.end.store(fork_state.channel, SeqCst);
     e.wakeups.kick_fd.store(-1, SeqCst);
     e.wakeups.writer_tid.store(0, SeqCst);
-    e.notes.fork_child();
+    e.discovery.notes.fork_child();
     e.decompressor.fork_child();
     e.following.fork_child();
     f.none_stand_by();
-    e.active.store(false, SeqCst);
+    e.stage.active.store(false, SeqCst);
     f.child_ready.store(0, SeqCst);
     f.child_starts.store(true, SeqCst);
     end(f);

@@ -323,7 +323,7 @@ pub fn before_filter(is_main: bool, for_all: bool) -> bool {
 /// In a child whose parent had an engine that managed nothing: it needs none before it grows, if it cannot do so
 /// unseen.
 pub(crate) fn fork_child_of(e: &Engine) {
-    let hopeless = e.hopeless.load(SeqCst);
+    let hopeless = e.stage.hopeless.load(SeqCst);
     forget_engine();
     STAGE.store(if hopeless { OFF } else { DORMANT }, SeqCst);
     let reach = here(GIVEN.load(SeqCst)).bytes();

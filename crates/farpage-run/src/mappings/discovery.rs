@@ -37,9 +37,9 @@ impl Engine {
     /// program thread.
     pub(crate) fn thread_started(&self, block: usize) {
         for _ in 0..10 {
-            if self.retired.load(SeqCst) || self.notes.post(Note::Thread(block)).is_some() {
+            if self.stage.retired.load(SeqCst) || self.discovery.notes.post(Note::Thread(block)).is_some() {
                 // From here on a program may need looking at sooner than its memory lets expect.
-                if !self.is_active() && self.started.fetch_add(1, SeqCst) + 1 == cpu::count() {
+                if !self.is_active() && self.discovery.started.fetch_add(1, SeqCst) + 1 == cpu::count() {
                     self.ring();
                 }
                 return;
@@ -58,19 +58,20 @@ impl Engine {
     /// Whether `bytes` that are about to be filled in one call reach the budget. Called on a program thread.
     pub fn must_be_managed(&self, bytes: usize) -> bool {
         self.is_active() && bytes >= self.large()
-            || !self.retired.load(SeqCst) && self.budget.total() + (bytes / PAGE_SIZE) as i64 > self.budget.activation()
+            || !self.stage.retired.load(SeqCst)
+                && self.budget.total() + (bytes / PAGE_SIZE) as i64 > self.budget.activation()
     }
 
     /// As [`crate::lifecycle::program::handed_out`].
     pub(crate) fn handed_out(&self, start: usize, len: usize, mapped: bool) {
         if !self.is_active() {
             // More than the whole budget at once, and it may be filled in one call: sooner than anybody looks.
-            if len as u64 > self.most_bytes() && self.fork.is_home() && !self.retired.load(SeqCst) {
+            if len as u64 > self.most_bytes() && self.fork.is_home() && !self.stage.retired.load(SeqCst) {
                 return self.announce(start, len);
             }
             // A small piece takes a page that it is the first to reach into.
-            if self.charges.charge(len.max(PAGE_SIZE) as u64) && self.fork.is_home() {
-                match self.retired.load(SeqCst) {
+            if self.discovery.charges.charge(len.max(PAGE_SIZE) as u64) && self.fork.is_home() {
+                match self.stage.retired.load(SeqCst) {
                     true => self.warn_retired(),
                     false => self.count_wait(|| self.wait_for_look()),
                 }
@@ -78,12 +79,12 @@ impl Engine {
             return;
         }
         // What an allocator has had for long is managed.
-        if self.recent.covers(start, start.saturating_add(len)) {
+        if self.discovery.recent.covers(start, start.saturating_add(len)) {
             return;
         }
         // Above the budget, a thread that maps waits each time: while mappings change without a pause, the kernel lets
         // the pager take nothing out.
-        let much = self.charges.charge(len.max(PAGE_SIZE) as u64) || mapped && self.budget.over_limit() > 0;
+        let much = self.discovery.charges.charge(len.max(PAGE_SIZE) as u64) || mapped && self.budget.over_limit() > 0;
         // A child that was made unseen has no engine to wait for.
         let due = much && self.fork.is_home();
         match self.tell(start, len) {
@@ -97,7 +98,7 @@ impl Engine {
 
     /// The budget is near, and there is nobody any more to manage memory.
     fn warn_retired(&self) {
-        self.charges.allow(UNLIMITED);
+        self.discovery.charges.allow(UNLIMITED);
         let text = "the program has given all its threads a seccomp filter, under which memory cannot be managed";
         warn_once_in_tree(WarningKind::NoEngine, &format!("{text}; this process goes on without a budget"));
     }
@@ -129,7 +130,7 @@ impl Engine {
         if self.is_known(start, end) {
             return false;
         }
-        self.left_out.fetch_add(((end - start) / PAGE_SIZE) as i64, SeqCst);
+        self.discovery.left_out.fetch_add(((end - start) / PAGE_SIZE) as i64, SeqCst);
         let waits = !self.leaves_out_too_much();
         if !waits {
             self.ring_monitor();
@@ -139,7 +140,7 @@ impl Engine {
 
     /// Whether what was left out is too much for the room that there is by now.
     pub(crate) fn leaves_out_too_much(&self) -> bool {
-        let left_out = self.left_out.load(SeqCst);
+        let left_out = self.discovery.left_out.load(SeqCst);
         left_out > 0 && left_out * LEFT_OUT_PART > self.budget.room()
     }
 
@@ -156,7 +157,7 @@ impl Engine {
     fn wait_for_adoption(&self, ticket: u32) {
         self.count_wait(|| {
             self.ring();
-            let _ = self.notes.wait(ticket, ADOPTION_WAIT_MAX);
+            let _ = self.discovery.notes.wait(ticket, ADOPTION_WAIT_MAX);
         });
     }
 
@@ -177,7 +178,7 @@ impl Engine {
         if first == 0 || first >= end {
             return None;
         }
-        self.notes.post(Note::Mapping(first, end))
+        self.discovery.notes.post(Note::Mapping(first, end))
     }
 
     /// What `MAP_POPULATE` does for the `len` bytes at `start`: whether it worked is not said there either.
@@ -204,11 +205,11 @@ impl Engine {
 
     /// Before activation: notes that only matter later are taken; says whether one asks for activation. Monitor only.
     pub(crate) fn early_notes(&self) -> bool {
-        while let Some(Note::Thread(block)) = self.notes.peek() {
-            self.notes.take();
+        while let Some(Note::Thread(block)) = self.discovery.notes.peek() {
+            self.discovery.notes.take();
             self.pin_thread(block);
         }
-        self.notes.finish();
-        self.notes.peek().is_some()
+        self.discovery.notes.finish();
+        self.discovery.notes.peek().is_some()
     }
 }

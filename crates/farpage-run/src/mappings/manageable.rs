@@ -21,7 +21,7 @@ const STACK_HEAD_MAX: usize = 8 << 20;
 
 /// Where the managed memory around `addr` ends; `addr` itself if that is not managed.
 pub fn managed_until(e: &Engine, addr: usize) -> usize {
-    let range = lock(&e.managed).covering(Vpn::of(addr));
+    let range = lock(&e.memory.managed).covering(Vpn::of(addr));
     range.map_or(addr, |(_, last)| last.addr())
 }
 
@@ -34,7 +34,7 @@ pub fn large_in_all(e: &Engine) -> usize {
 /// for which there would be no words.
 pub fn is_worth_managing(e: &Engine, mapping: Mapping) -> bool {
     let least = match mapping.kind {
-        Kind::Stack if e.stack_top.load(Relaxed) == 0 => return false,
+        Kind::Stack if e.memory.stack_top.load(Relaxed) == 0 => return false,
         // Mostly it has some pages, all of them in use.
         Kind::Stack => (e.conf.ram as usize / STACK_PART).max(STACK_MIN),
         _ => ADOPT_MIN,
@@ -47,7 +47,7 @@ pub fn adoptable_parts(e: &Engine, start: usize, end: usize, out: &mut Vec<(usiz
     let mut from = start;
     let own = [(e.arena.all.base, e.arena.all.end()), stack_head(e)];
     while from < end {
-        let blocked = e.exclude.iter().chain(&own).filter(|(s, e)| *e > from && *s < end);
+        let blocked = e.memory.exclude.iter().chain(&own).filter(|(s, e)| *e > from && *s < end);
         match blocked.min_by_key(|(s, _)| *s) {
             Some(&(s, e)) => {
                 if s > from {
@@ -66,7 +66,7 @@ pub fn adoptable_parts(e: &Engine, start: usize, end: usize, out: &mut Vec<(usiz
 /// The part of the first thread's stack that stays (bytes): arguments and environment are read by others, who do
 /// not wait for a page (`/proc/PID/cmdline`).
 fn stack_head(e: &Engine) -> (usize, usize) {
-    match e.stack_top.load(Relaxed) {
+    match e.memory.stack_top.load(Relaxed) {
         0 => (0, 0),
         top => (top, top + STACK_HEAD_MAX),
     }

@@ -62,7 +62,7 @@ impl Relocated {
         self.before = found;
         self.handed = if self.before.is_empty() { 0 } else { self.handed + u32::from(!stayed.is_empty()) };
         if !stayed.is_empty() {
-            *lock(&e.relocated) = stayed;
+            *lock(&e.discovery.relocated) = stayed;
             e.kick_pager();
         }
     }

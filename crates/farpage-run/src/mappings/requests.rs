@@ -18,7 +18,7 @@ const LOOK: Duration = Duration::from_millis(100);
 impl Engine {
     /// Whether the memory of this process is not managed, and never will be.
     pub fn left_alone(&self) -> bool {
-        self.alone.load(SeqCst)
+        self.stage.alone.load(SeqCst)
     }
 
     /// From now on the memory of this process is its own. Returns when all of it is there. Called on a program thread.
@@ -26,7 +26,7 @@ impl Engine {
         if !self.fork.is_home() {
             return;
         }
-        self.alone.store(true, SeqCst);
+        self.stage.alone.store(true, SeqCst);
         // If the monitor makes the engine active in this moment, the pager finds the flag before it does anything.
         if self.is_active() {
             self.warn_alone();
@@ -52,7 +52,7 @@ impl Engine {
             return false;
         }
         let ticket = loop {
-            match self.notes.post(Note::LetGo(start, end)) {
+            match self.discovery.notes.post(Note::LetGo(start, end)) {
                 Some(ticket) => break ticket,
                 None => {
                     self.ring();
@@ -64,7 +64,7 @@ impl Engine {
         // for.
         while reaches() {
             self.ring();
-            if self.notes.wait(ticket, LOOK) {
+            if self.discovery.notes.wait(ticket, LOOK) {
                 return true;
             }
         }
@@ -92,9 +92,9 @@ impl Engine {
     /// pages are put only where a thread waits for one: one that was looked for before the guard was made again could
     /// otherwise be put over it. Called on a program thread.
     pub fn guarded(&self, again: impl FnOnce()) {
-        self.marked.store(true, SeqCst);
-        self.guarding.fetch_add(1, SeqCst);
+        self.memory.marked.store(true, SeqCst);
+        self.memory.guarding.fetch_add(1, SeqCst);
         again();
-        self.guarding.fetch_sub(1, SeqCst);
+        self.memory.guarding.fetch_sub(1, SeqCst);
     }
 }

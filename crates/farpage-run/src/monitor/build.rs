@@ -16,13 +16,12 @@ use crate::shared::protocol::Fork;
 use crate::shared::slot_pages::SlotPages;
 use crate::shared::stacks::{MONITOR, STACK_LEN, STACKS};
 use crate::shared::start_error::StartError;
-use crate::shared::state::{Engine, Wakeups, engine};
+use crate::shared::state::{Discovery, Engine, ProgramMemory, Slots, Stage, Wakeups, engine};
 use crate::shared::told::{WarningKind, warn_once_in_tree};
 use crate::shared::uffd_device;
 use farpage_base::mem::arena::DISCARD_AREA_BYTES;
 use farpage_base::mem::frame::Frames;
 use farpage_base::mem::open::STEP;
-use farpage_base::mem::page_ranges::PageRanges;
 use farpage_base::sys::message::{message_fmt, set_last_words};
 use farpage_base::sys::raw::gettid;
 use farpage_codec::page_hash::ContentKey;
@@ -34,9 +33,8 @@ use farpage_swap::PAGE_SIZE;
 use farpage_swap::clean_slots::CleanSlotPolicy;
 use farpage_swap::pool_share::LoadTimes;
 use farpage_swap::tuning::{Controller, Controls};
-use std::collections::BTreeSet;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicI64, AtomicUsize, Ordering};
 
 const HEAP_BYTES: usize = 4 << 30;
 
@@ -101,45 +99,36 @@ pub(crate) fn build(plan: &'static StartPlan) -> Result<&'static Engine, StartEr
         arena,
         table,
         frames,
-        frame_entries,
-        slot_pages: SlotPages::new(conf.readahead, space.any_rotational()),
+        slots: Slots {
+            frame_entries,
+            slot_pages: SlotPages::new(conf.readahead, space.any_rotational()),
+            pending_frees: Mutex::default(),
+            key,
+            clean: CleanSlotPolicy::default(),
+            load_times: LoadTimes::default(),
+        },
         lru: Mutex::new(lru),
         space,
-        pending_frees: Mutex::new(Vec::new()),
         budget,
-        key,
         stat,
         heap: plan.heap,
-        exclude: plan.exclude.clone(),
-        managed: Mutex::new(PageRanges::new()),
-        read_only: Mutex::new(PageRanges::new()),
-        relocated: Mutex::new(Vec::new()),
-        candidates: Mutex::new(Vec::new()),
-        left_out: AtomicI64::new(0),
-        notes: Notes::default(),
-        recent: Recent::default(),
-        charges: &CHARGES,
-        wipes: AtomicBool::new(false),
-        stack_top: AtomicUsize::new(0),
-        started: AtomicUsize::new(0),
-        pinned: Mutex::new(BTreeSet::new()),
-        marked: AtomicBool::new(false),
-        guarding: AtomicU32::new(0),
+        memory: ProgramMemory { exclude: plan.exclude.clone(), ..ProgramMemory::default() },
+        discovery: Discovery {
+            notes: Notes::default(),
+            recent: Recent::default(),
+            charges: &CHARGES,
+            candidates: Mutex::default(),
+            relocated: Mutex::default(),
+            left_out: AtomicI64::new(0),
+            started: AtomicUsize::new(0),
+        },
         discard_area: Mutex::new(None),
         decompressor: Board::default(),
         wakeups: Wakeups { kick_fd: AtomicI32::new(-1), ..Wakeups::default() },
         following: Following::default(),
         fork: Fork::default(),
-        active: AtomicBool::new(false),
-        alone: AtomicBool::new(false),
-        hopeless: AtomicBool::new(false),
-        comes_back: AtomicBool::new(false),
-        no_gift_until_us: AtomicU64::new(0),
-        retired: AtomicBool::new(false),
-        load_times: LoadTimes::default(),
-        clean: CleanSlotPolicy::default(),
+        stage: Stage::default(),
         controls,
-        slots_wanted: AtomicBool::new(false),
         conf,
     });
     let engine: &'static Engine = Box::leak(engine);

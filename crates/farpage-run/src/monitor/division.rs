@@ -49,7 +49,7 @@ impl BudgetDivision {
         if !e.space.is_tiered() {
             return;
         }
-        let (pool_load_ns, file_load_ns) = e.load_times.means();
+        let (pool_load_ns, file_load_ns) = e.slots.load_times.means();
         let (taken, skipped) = (e.stat.pgsteal_anon.load(Relaxed), e.stat.move_skipped.load(Relaxed));
         let mut lru = lock(&e.lru);
         let sample = Sample {
@@ -68,7 +68,7 @@ impl BudgetDivision {
             pool_load_ns,
             file_load_ns,
             out: e.table.swapped_pages(),
-            unchanged: e.clean.unchanged_share(),
+            unchanged: e.slots.clean.unchanged_share(),
         };
         let promised = e.budget.promised().max(1) as u64 * PAGE_SIZE as u64;
         let limit = self.share.decide(&e.controls, promised, |share| share.turn(sample, &mut lru.distances));

@@ -68,7 +68,7 @@ impl Membership {
         };
         let gives = tree.look(&e.budget, seen);
         if std::mem::take(&mut tree.comes_back) {
-            e.comes_back.store(true, SeqCst);
+            e.wakeups.comes_back.store(true, SeqCst);
             e.kick_pager();
         }
         self.find_children(proc);

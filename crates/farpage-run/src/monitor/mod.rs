@@ -150,7 +150,7 @@ impl Monitor {
         // A root directory or a working directory that the program leaves must not stay busy because of us.
         let _ = rustix::process::chdir("/");
         let statm = proc.file("self/statm")?;
-        e.stack_top.store(stack_start(proc).unwrap_or(0) / PAGE_SIZE * PAGE_SIZE, Relaxed);
+        e.memory.stack_top.store(stack_start(proc).unwrap_or(0) / PAGE_SIZE * PAGE_SIZE, Relaxed);
         let now = Instant::now();
         // Now, because later these calls may have to wait for a lock behind many threads, each of which fills memory.
         // Forked children can do without: there are programs that make thousands. Where forks are told, nothing may be
@@ -212,7 +212,7 @@ impl Monitor {
                 break;
             }
         }
-        if e.retired.load(SeqCst) && !e.is_active() {
+        if e.stage.retired.load(SeqCst) && !e.is_active() {
             self.retire();
             fork.monitor_gate.unlock();
             e.following.end(MONITOR);
@@ -227,10 +227,10 @@ impl Monitor {
     fn retire(&mut self) {
         let e = self.e;
         let resident = reach(&self.statm).map_or(0, |now| now.resident);
-        e.charges.allow(e.conf.ram.saturating_sub(resident));
+        e.discovery.charges.allow(e.conf.ram.saturating_sub(resident));
         e.looked();
-        while e.notes.take().is_some() {}
-        e.notes.finish();
+        while e.discovery.notes.take().is_some() {}
+        e.discovery.notes.finish();
         self.member.leave();
     }
 
@@ -241,7 +241,7 @@ impl Monitor {
         self.activity.parks_itself(e, self.member.share.as_ref());
         let before = e.budget.grown();
         // Once memory is managed this is the pager's to ask.
-        let given = if e.is_active() { 0 } else { (e.charges.drain() / PAGE_SIZE as u64) as i64 };
+        let given = if e.is_active() { 0 } else { (e.discovery.charges.drain() / PAGE_SIZE as u64) as i64 };
         let (rss, others) = match reach(&self.statm) {
             Ok(Reach { resident, others, .. }) => (pages(resident), pages(others)),
             Err(_) => return Duration::from_millis(1), // the process is ending
@@ -254,7 +254,7 @@ impl Monitor {
         if others > e.most_pages() {
             self.scan.look_at_shared(e, self.proc);
         }
-        if !e.active.load(Relaxed) {
+        if !e.stage.active.load(Relaxed) {
             let look = Look { rss, given, threads: self.proc.threads(), cpus: cpu::count() };
             let mut next = self.approach.step(look, &e.budget);
             let tree = self.member.share.as_ref();
@@ -264,7 +264,7 @@ impl Monitor {
             let parks = tree.is_some_and(|tree| tree.mine.park.load(SeqCst) == park::ASKED);
             let asked = e.early_notes() || parks;
             if (next == Next::Manage || asked) && !self.failed {
-                e.charges.allow(0); // whoever is given more waits until memory is managed
+                e.discovery.charges.allow(0); // whoever is given more waits until memory is managed
                 if e.left_alone() {
                     self.failed = true;
                     e.warn_alone();
@@ -273,14 +273,14 @@ impl Monitor {
                 }
             }
             if self.failed {
-                e.charges.allow(UNLIMITED);
+                e.discovery.charges.allow(UNLIMITED);
             } else if !e.is_active() {
-                e.charges.allow(self.approach.allow(look, &e.budget));
+                e.discovery.charges.allow(self.approach.allow(look, &e.budget));
             }
             e.looked();
             if asked && self.failed {
-                while e.notes.take().is_some() {}
-                e.notes.finish();
+                while e.discovery.notes.take().is_some() {}
+                e.discovery.notes.finish();
             }
             return match next {
                 Next::Wait(time) if !e.is_active() => time,
@@ -325,7 +325,7 @@ impl Monitor {
             }
             Err(why) => {
                 self.failed = true;
-                e.hopeless.store(true, SeqCst);
+                e.stage.hopeless.store(true, SeqCst);
                 let text = format!("{why}; this process goes on without a budget; `farpage doctor` says what to allow");
                 warn_once_in_tree(WarningKind::Unmanaged, &text);
             }

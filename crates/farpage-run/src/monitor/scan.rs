@@ -71,7 +71,7 @@ impl Scan {
         let pool = (e.space.pool_bytes() / PAGE_SIZE as u64) as i64;
         let known = lock(&e.lru).active_len() as i64 + e.frames.present_count() as i64 + pool;
         let unmanaged = rss - known - (e.table.bytes() / PAGE_SIZE) as i64;
-        let step = (e.budget.promised() / 1024).max(32) + e.left_out.load(Relaxed);
+        let step = (e.budget.promised() / 1024).max(32) + e.discovery.left_out.load(Relaxed);
         let overdue = e.budget.pressure() && now - self.scanned > self.pause && rss != self.scanned_rss;
         if unmanaged > self.unmanaged + step || overdue || e.leaves_out_too_much() {
             self.find_mappings(e);
@@ -88,7 +88,7 @@ impl Scan {
 
     /// Hands mappings that are not managed yet to the pager.
     pub(super) fn find_mappings(&mut self, e: &Engine) {
-        e.left_out.store(0, Relaxed);
+        e.discovery.left_out.store(0, Relaxed);
         let (mut parts, mut small) = (Vec::new(), Vec::new());
         let result = mappings(&self.maps, &mut self.buffer, |m, _| {
             if is_worth_managing(e, m) {
@@ -100,7 +100,7 @@ impl Scan {
         if result.is_err() {
             return;
         }
-        let managed = lock(&e.managed);
+        let managed = lock(&e.memory.managed);
         let unmanaged = |parts: &[(usize, usize)]| -> Vec<(usize, usize)> {
             let gaps = parts.iter().flat_map(|(start, end)| managed.gaps(Vpn::of(*start), Vpn::of(*end)));
             gaps.map(|(s, t)| (s.addr(), t.addr())).collect()
@@ -113,7 +113,7 @@ impl Scan {
         // Where most can be filled while registering waits for the lock of the address space, first.
         found.sort_by_key(|(start, end)| std::cmp::Reverse(end - start));
         if !found.is_empty() {
-            lock(&e.candidates).append(&mut found);
+            lock(&e.discovery.candidates).append(&mut found);
             e.kick_pager();
         }
     }

@@ -14,7 +14,7 @@ impl Adoption {
     /// Who waits for what was noted goes on.
     pub(crate) fn finish_notes(&mut self, cx: &Cx) {
         if self.let_go.is_done() && std::mem::take(&mut self.noted) {
-            cx.e.notes.finish();
+            cx.e.discovery.notes.finish();
         }
     }
 
@@ -23,19 +23,19 @@ impl Adoption {
         let e = cx.e;
         let mut news = std::mem::take(&mut self.news);
         // Before the notes: what is noted later will be counted again.
-        e.charges.drain();
+        e.discovery.charges.drain();
         let mut noted = false;
-        while let Some(note) = e.notes.take() {
+        while let Some(note) = e.discovery.notes.take() {
             noted = true;
             match note {
                 Note::Thread(block) => e.pin_thread(block),
                 Note::LetGo(start, end) => self.let_go.add(start, end),
-                Note::Mapping(start, end) if e.recent.covers(start, end) => {} // another note was of the same mapping
+                Note::Mapping(start, end) if e.discovery.recent.covers(start, end) => {} // another note was of the same mapping
                 Note::Mapping(start, end) if e.can_wait(start, end) => {}
                 Note::Mapping(start, end) => {
                     self.adopt_mappings(cx, start, end);
-                    if let Some((first, last)) = lock(&e.managed).covering(Vpn::of(start)) {
-                        e.recent.add(first.addr(), last.addr());
+                    if let Some((first, last)) = lock(&e.memory.managed).covering(Vpn::of(start)) {
+                        e.discovery.recent.add(first.addr(), last.addr());
                     }
                 }
             }
@@ -43,7 +43,7 @@ impl Adoption {
         // Mostly nothing is mapped there (again).
         let is_there = |start, end| cx.mm.mapping_from(start).is_ok_and(|m| m.is_some_and(|m| m.start < end));
         news.retain(|(start, end)| is_there(*start, *end) && !e.can_wait(*start, *end));
-        news.append(&mut lock(&e.candidates));
+        news.append(&mut lock(&e.discovery.candidates));
         for (start, end) in news.drain(..) {
             self.adopt_mappings(cx, start, end);
         }
@@ -61,7 +61,8 @@ impl Adoption {
     /// read and their threads have run; where a thousand threads start and end, one always is.
     pub(crate) fn puts_off_news(&mut self, cx: &mut Cx) -> bool {
         let e = cx.e;
-        let are_there = || e.notes.peek().is_some() || !self.news.is_empty() || !lock(&e.candidates).is_empty();
+        let are_there =
+            || e.discovery.notes.peek().is_some() || !self.news.is_empty() || !lock(&e.discovery.candidates).is_empty();
         if !cx.changes.order.is_settled() || !are_there() || !cx.changing() {
             self.put_off_since = None;
             return false;

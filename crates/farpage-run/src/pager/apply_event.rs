@@ -35,7 +35,7 @@ impl Adoption {
                 cx.forget(start, end, true);
                 // What is mapped there from now on is not registered, and must not be taken for what was.
                 self.scans.cut(Vpn::of(start), Vpn::of(end));
-                lock(&cx.e.managed).remove(Vpn::of(start), Vpn::of(end));
+                lock(&cx.e.memory.managed).remove(Vpn::of(start), Vpn::of(end));
             }
             Message::Remap { from, to, len } => {
                 Stat::add(&cx.e.stat.event_remap, 1);
@@ -49,9 +49,9 @@ impl Adoption {
         }
         // Another thread may have been given the place before this was told, and have found it known.
         if let Some((start, end)) = m.left() {
-            lock(&cx.e.read_only).remove(Vpn::of(start), Vpn::of(end));
-            lock(&cx.e.pinned).retain(|vpn| !(start..end).contains(&vpn.addr()));
-            cx.e.recent.cut(start, end);
+            lock(&cx.e.memory.read_only).remove(Vpn::of(start), Vpn::of(end));
+            lock(&cx.e.memory.pinned).retain(|vpn| !(start..end).contains(&vpn.addr()));
+            cx.e.discovery.recent.cut(start, end);
             if end - start >= cx.e.large() {
                 self.news.push((start, end));
             }
@@ -64,7 +64,7 @@ impl Adoption {
         let (first, last) = (Vpn::of(from), Vpn::of(from + len));
         let shift = Vpn::of(to);
         {
-            let mut managed = lock(&e.managed);
+            let mut managed = lock(&e.memory.managed);
             let known = managed.overlaps(first, last);
             managed.remove(first, last);
             known.iter().for_each(|(s, t)| managed.insert(shift + (*s - first), shift + (*t - first)));

@@ -142,7 +142,7 @@ impl Cx {
                     State::Cached(f) => {
                         let won = lock(&e.lru).uncache(&e.table, node, state, State::None);
                         if won {
-                            freed.extend(e.frame_entries.take(f));
+                            freed.extend(e.slots.frame_entries.take(f));
                             e.frames.put_spent(f, 1);
                         }
                         won

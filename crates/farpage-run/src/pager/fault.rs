@@ -69,12 +69,12 @@ impl Pager {
     /// The registered range around a page. A page outside lies in a mapping that has grown in place: it is registered
     /// (the kernel sent the fault), and from now on known to be.
     pub(crate) fn range_of(&mut self, vpn: Vpn) -> (Vpn, Vpn) {
-        if let Some(range) = lock(&self.cx.e.managed).covering(vpn) {
+        if let Some(range) = lock(&self.cx.e.memory.managed).covering(vpn) {
             return range;
         }
         let addr = vpn.addr();
         self.adoption.adopt_mappings(&mut self.cx, addr, addr + PAGE_SIZE);
-        lock(&self.cx.e.managed).covering(vpn).unwrap_or((vpn, vpn + 1))
+        lock(&self.cx.e.memory.managed).covering(vpn).unwrap_or((vpn, vpn + 1))
     }
 
     /// The word says present, the fault says absent: the program has discarded the page, and gets zeros. Or it is

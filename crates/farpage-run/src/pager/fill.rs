@@ -163,7 +163,7 @@ impl Cx {
             e.frames.put_free(f, 1);
             return;
         };
-        e.frame_entries.set(f, Some(entry));
+        e.slots.frame_entries.set(f, Some(entry));
         lock(&e.lru).cache_ahead(&e.table, node, f);
         Stat::add(&e.stat.pswpin, 1);
     }
@@ -176,7 +176,7 @@ impl Cx {
         // and spares only that it is compressed again.
         let may_cost = entries.len() > 1;
         for (kept, entry) in kept.iter_mut().zip(entries) {
-            *kept = (e.clean.keep(&e.controls) && e.space.keep(*entry, may_cost)).then_some(*entry);
+            *kept = (e.slots.clean.keep(&e.controls) && e.space.keep(*entry, may_cost)).then_some(*entry);
         }
         // One lot for all: what is read in one go stays or leaves in one go.
         let nodes = |from: usize| (from..entries.len()).filter_map(|i| e.table.node(vpn + i));

@@ -66,13 +66,13 @@ impl LetGo {
         let e = cx.e;
         if e.left_alone() && !self.excluded {
             self.excluded = true;
-            e.charges.allow(UNLIMITED);
+            e.discovery.charges.allow(UNLIMITED);
             self.ranges.push((PAGE_SIZE, USER_END));
         }
         let Some(&(start, end)) = self.ranges.first() else { return false };
         let (first, last) = (Vpn::of(start), Vpn::of(end.next_multiple_of(PAGE_SIZE)));
         scans.cut(first, last);
-        let parts = lock(&e.managed).overlaps(first, last);
+        let parts = lock(&e.memory.managed).overlaps(first, last);
         if !self.bring_in(cx, &parts) {
             return true;
         }
@@ -83,7 +83,7 @@ impl LetGo {
             self.refuse(start, end);
             self.ranges.remove(0);
             if self.ranges.is_empty() {
-                e.notes.finish();
+                e.discovery.notes.finish();
             }
         }
         true
@@ -157,7 +157,7 @@ fn unregister(cx: &mut Cx, start: usize, end: usize, parts: &[(Vpn, Vpn)]) {
             let _ = cx.mm.unregister(found.0, found.1 - found.0);
             at = found.1;
         }
-        lock(&e.managed).remove(first, last);
-        e.recent.cut(first.addr(), to);
+        lock(&e.memory.managed).remove(first, last);
+        e.discovery.recent.cut(first.addr(), to);
     }
 }

@@ -24,10 +24,10 @@ impl Cx {
     /// # Errors
     /// None, and why.
     pub(crate) fn unmarked(&mut self, vpn: Vpn, n: usize) -> Result<usize, UffdError> {
-        if !self.e.marked.load(SeqCst) {
+        if !self.e.memory.marked.load(SeqCst) {
             return Ok(n);
         }
-        let n = match self.e.guarding.load(SeqCst) {
+        let n = match self.e.memory.guarding.load(SeqCst) {
             0 => n,
             _ if vpn == self.serving => 1,
             _ => return Err(UffdError::Retry),

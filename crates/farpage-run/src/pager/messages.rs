@@ -62,7 +62,7 @@ impl Pager {
                 let e = self.cx.e;
                 // Before it is applied: its thread goes on now, and what it maps at this place has to be told.
                 if let Some((start, end)) = change.left() {
-                    e.recent.cut(start, end);
+                    e.discovery.recent.cut(start, end);
                 }
                 if self.cx.changes.note(change, |start, end| e.is_known(start, end)) {
                     self.adoption.apply(&mut self.cx, change);

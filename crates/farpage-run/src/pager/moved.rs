@@ -52,7 +52,7 @@ impl Cx {
                 State::Mapped(entry) => entry,
                 _ => None,
             };
-            e.frame_entries.set(f, entry);
+            e.slots.frame_entries.set(f, entry);
             lru.cache(&e.table, *node, State::Cached(f));
         }
     }
@@ -68,7 +68,7 @@ impl Cx {
         let mut present = [false; LEAF_PAGES];
         let result = self.mm.runs_by_kind(first.addr(), last.addr(), &mut |start, end, kind| {
             match kind {
-                PageKind::Guard => e.marked.store(true, SeqCst),
+                PageKind::Guard => e.memory.marked.store(true, SeqCst),
                 _ => present[Vpn::of(start) - first..Vpn::of(end) - first].fill(true),
             }
             true

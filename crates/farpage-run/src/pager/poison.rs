@@ -27,7 +27,7 @@ impl Cx {
         match self.mm.poison(page, true) {
             Ok(()) => {
                 Stat::add(&e.stat.pages_lost, 1);
-                e.marked.store(true, SeqCst);
+                e.memory.marked.store(true, SeqCst);
                 if let Some(node) = e.table.node(vpn) {
                     e.table.set(node, State::None);
                 }

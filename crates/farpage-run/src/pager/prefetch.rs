@@ -54,7 +54,7 @@ impl Cx {
                     Stat::add(counter, 1);
                 }
                 if window.entries.len() == 1 {
-                    e.load_times.note(true, asked.since.elapsed().as_nanos() as u64);
+                    e.slots.load_times.note(true, asked.since.elapsed().as_nanos() as u64);
                 }
                 self.readahead.resume(asked.streams);
                 asked.stream

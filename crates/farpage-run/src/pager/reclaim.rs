@@ -104,7 +104,7 @@ impl Reclaim {
         if e.budget.over_limit() == 0 && share::is_being_given(e) {
             return false;
         }
-        if e.slots_wanted.load(Relaxed) {
+        if e.wakeups.slots_wanted.load(Relaxed) {
             self.reclaim_slots(cx);
         }
         let (cached, behind) = {
@@ -135,7 +135,7 @@ impl Reclaim {
         let mut entries = Vec::with_capacity(SLOTS_A_TURN);
         e.table.take_clean_slots(&mut self.slot_hand, SLOTS_A_TURN, &mut entries);
         entries.iter().for_each(|entry| e.free_entry(Some(*entry)));
-        e.slots_wanted.store(false, Relaxed);
+        e.wakeups.slots_wanted.store(false, Relaxed);
         e.wake_writer();
         entries.len()
     }
@@ -267,7 +267,7 @@ impl Reclaim {
             lock(&e.lru).tried();
             return 0;
         };
-        let stays = |vpn| lock(&e.pinned).contains(&vpn) || robust.binary_search(&vpn).is_ok();
+        let stays = |vpn| lock(&e.memory.pinned).contains(&vpn) || robust.binary_search(&vpn).is_ok();
         let nodes = ordered(oldest.map(|n| (e.table.vpn(Node(n)), Node(n))), n);
         let batch = &nodes[..n];
         let mut moved = 0;
@@ -349,7 +349,7 @@ fn is_nothing_left(cx: &Cx, refused: usize) -> bool {
         (lru.active_len(), lru.cached_len(), lru.ahead_len())
     };
     // Not only the pages that were tried before something else ended the round: a change of mappings, a fork.
-    let all = refused + RESIDENT_MIN + lock(&e.pinned).len() >= mapped;
+    let all = refused + RESIDENT_MIN + lock(&e.memory.pinned).len() >= mapped;
     // Frames that are in use and have no page that waits for its first touch are a writer's.
     if !all || cached > 0 || e.frames.in_use() > ahead {
         return false;

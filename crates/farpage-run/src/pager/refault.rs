@@ -18,13 +18,13 @@ impl Cx {
         let e = self.e;
         let mut lru = lock(&e.lru);
         // Under the lock: until the page is claimed, a writer may take it and change its slot.
-        let entry = e.frame_entries.get(f);
+        let entry = e.slots.frame_entries.get(f);
         let ahead = e.table.is_ahead(node);
         if !lru.uncache(&e.table, node, State::Cached(f), State::Mapped(entry)) {
             return None;
         }
         drop(lru);
-        e.frame_entries.set(f, None);
+        e.slots.frame_entries.set(f, None);
         let page = vpn.addr();
         let mut result = if self.room() > 0 { Err(UffdError::Incompatible) } else { Err(UffdError::Busy) };
         for _ in 0..2 {
@@ -87,14 +87,14 @@ impl Cx {
         };
         let mut lru = lock(&e.lru);
         // Under the lock, as in `refault`.
-        let entry = e.frame_entries.get(f);
+        let entry = e.slots.frame_entries.get(f);
         if !lru.map_untouched(&e.table, node, State::Cached(f), State::Mapped(entry)) {
             return false;
         }
         drop(lru);
         let done = self.copy_in(vpn, e.frames.addr(f), 1).done > 0;
         if done {
-            e.frame_entries.set(f, None);
+            e.slots.frame_entries.set(f, None);
             e.frames.put_spent(f, 1);
         } else {
             lock(&e.lru).cache(&e.table, node, State::Cached(f));
@@ -112,7 +112,7 @@ impl Cx {
         stop: UffdError,
     ) -> Outcome {
         let e = self.e;
-        e.frame_entries.set(f, entry);
+        e.slots.frame_entries.set(f, entry);
         let mut lru = lock(&e.lru);
         if ahead {
             lru.unmap(&e.table, node, State::None);

@@ -129,7 +129,7 @@ impl Adoption {
     /// for the kernel, which then refuses to move or grow it.
     pub(crate) fn adopt(&mut self, cx: &mut Cx, start: usize, end: usize, room: usize) {
         let (first, last) = (Vpn::of(start), Vpn::of(end));
-        let new: Vec<(Vpn, Vpn)> = lock(&cx.e.managed).gaps(first, last).collect();
+        let new: Vec<(Vpn, Vpn)> = lock(&cx.e.memory.managed).gaps(first, last).collect();
         // What is known of this place may be of what was there before, if that is being told just now.
         if new != [(first, last)] || cx.changes.order.names(start, end) {
             if cx.changing() {
@@ -175,7 +175,7 @@ impl Adoption {
         }
         // Only what was not managed before may have pages that are on no list.
         self.scans.0.extend(new);
-        lock(&cx.e.managed).insert(first, last);
+        lock(&cx.e.memory.managed).insert(first, last);
         Stat::add(&cx.e.stat.adopted_ranges, 1);
     }
 
@@ -202,7 +202,7 @@ impl Adoption {
             let (start, end) = (Vpn::of(start), Vpn::of(end));
             let stop = end.min(start + (SCAN_STEP - seen));
             match kind {
-                PageKind::Guard => e.marked.store(true, SeqCst),
+                PageKind::Guard => e.memory.marked.store(true, SeqCst),
                 PageKind::Zero => zeros.push((start, stop)),
                 PageKind::Page => {
                     list_present(e, start, stop);
@@ -284,7 +284,7 @@ fn sort_out(e: &Engine, first: Vpn, frame: FrameNo, n: usize) {
         let Some(node) = e.table.node_or_create(first + i) else {
             fatal("the page table is full: the program uses more than 4 TiB of memory");
         };
-        e.frame_entries.set(f, None);
+        e.slots.frame_entries.set(f, None);
         let mut lru = lock(&e.lru);
         lru.map(&e.table, node, State::Mapped(None), Rank::NEW);
         lru.cache(&e.table, node, State::Cached(f));

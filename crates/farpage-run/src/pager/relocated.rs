@@ -25,7 +25,7 @@ use farpage_swap::PAGE_SIZE;
 impl Adoption {
     /// Takes over one range of those that the monitor found; whether there was one.
     pub(crate) fn take_over_step(&mut self, cx: &mut Cx) -> bool {
-        let Some((start, end)) = lock(&cx.e.relocated).pop() else { return false };
+        let Some((start, end)) = lock(&cx.e.discovery.relocated).pop() else { return false };
         if cx.e.left_alone() || cx.e.is_known(start, end) {
             return true;
         }
@@ -50,7 +50,7 @@ impl Adoption {
             return true;
         }
         let (first, last) = (Vpn::of(start), Vpn::of(done));
-        lock(&cx.e.read_only).insert(first, last);
+        lock(&cx.e.memory.read_only).insert(first, last);
         Stat::add(&cx.e.stat.relocated_pages, (last - first) as u64);
         // Or later, while a change of mappings is pending.
         self.adopt_mappings(cx, start, done);
@@ -61,7 +61,7 @@ impl Adoption {
 impl Cx {
     /// How many pages of the run, from its start, are in such memory, or are not, as the first one.
     pub(crate) fn of_one_kind(&self, vpn: Vpn, run: usize) -> (usize, bool) {
-        let read_only = lock(&self.e.read_only);
+        let read_only = lock(&self.e.memory.read_only);
         match read_only.covering(vpn) {
             Some((_, last)) => (run.min(last - vpn), true),
             None if read_only.meets(vpn, vpn + run) => {
@@ -74,7 +74,7 @@ impl Cx {
     /// Whether the library is still there. (If it was unmapped before what was taken over was registered, nobody said
     /// so.)
     fn is_behind_a_file(&self, vpn: Vpn) -> bool {
-        let range = lock(&self.e.read_only).covering(vpn);
+        let range = lock(&self.e.memory.read_only).covering(vpn);
         let before = range.and_then(|(first, _)| self.mm.mapping_from(first.addr() - 1).ok().flatten());
         before.is_some_and(|m| matches!(m.kind, Kind::File | Kind::ReadOnlyFile))
     }
@@ -93,7 +93,7 @@ impl Cx {
         let is_read_only = self.mm.rights(start).map(|rights| rights.is_read_only());
         if is_read_only == Some(false) || !self.is_behind_a_file(vpn) {
             // The program has made it writable, or it is something else by now: it is like all other memory.
-            lock(&self.e.read_only).remove(vpn, vpn + run.len());
+            lock(&self.e.memory.read_only).remove(vpn, vpn + run.len());
             return move_out(self, vpn, run);
         }
         if is_read_only.is_none() || self.mm.set_writable(start, len, true).is_err() {

@@ -60,7 +60,7 @@ pub fn activate(e: &'static Engine, proc: &'static Proc, opened: Option<PagerPar
     let opened = opened.map_or_else(|| open(e, proc), Ok)?;
     let mut pager = make_pager(e, opened, proc)?;
     // Before anything is registered: who finds memory busy asks for it.
-    e.active.store(true, Ordering::SeqCst);
+    e.stage.active.store(true, Ordering::SeqCst);
     // Before the threads are started, which have to wait for a CPU if the program's threads keep all of them busy:
     // what is registered makes those wait instead.
     pager.adoption.adopt_news(&mut pager.cx);
@@ -167,15 +167,15 @@ pub(crate) fn pager_for_test(
     let nobody = rustix::fs::open("/", rustix::fs::OFlags::PATH, rustix::fs::Mode::empty()).unwrap();
     let parts = PagerParts { mm, discard_area, kick, memory: Err(Errno::NOENT), forks: Forks::NONE };
     let pager = make_pager(e, parts, Box::leak(Box::new(Proc::from_fd(nobody)))).unwrap();
-    e.active.store(true, Ordering::SeqCst);
+    e.stage.active.store(true, Ordering::SeqCst);
     pager
 }
 
 /// Starts pager and writer.
 pub(crate) fn run_pager(e: &'static Engine, pager: Box<Pager>) -> Result<(), StartError> {
     let pager = Box::into_raw(pager);
-    e.charges.allow(e.large() as u64);
-    e.active.store(true, Ordering::SeqCst);
+    e.discovery.charges.allow(e.large() as u64);
+    e.stage.active.store(true, Ordering::SeqCst);
     let spawn = |index, entry, arg, name| e.spawn_patiently(index, &Start { entry, arg, name, share_files: true });
     // The writer first: without one, nobody would free slots.
     let started = spawn(WRITER, writer::main, e.address(), b"farpage-writer").and_then(|writer| {
@@ -186,7 +186,7 @@ pub(crate) fn run_pager(e: &'static Engine, pager: Box<Pager>) -> Result<(), Sta
     if let Err(error) = started {
         // With the userfaultfds the registrations go, and nobody waits for a page, or a fork for its message to be
         // read.
-        e.active.store(false, Ordering::SeqCst);
+        e.stage.active.store(false, Ordering::SeqCst);
         e.wakeups.kick_fd.store(-1, Ordering::Release);
         // SAFETY: made just now from a box, which the thread that was not started does not have.
         drop(unsafe { Box::from_raw(pager) });

@@ -142,7 +142,7 @@ impl Cx {
         let e = self.e;
         let page_at = |slot: u64| {
             let other = Entry::new(entry.device(), slot).filter(|other| !e.space.is_moved(*other))?;
-            let node = e.slot_pages.as_ref()?.page_of(other);
+            let node = e.slots.slot_pages.as_ref()?.page_of(other);
             (e.table.state(node) == State::Swapped(other)).then(|| e.table.vpn(node))
         };
         let up = (entry.slot() + 1..slots.end).map_while(page_at);
@@ -246,7 +246,7 @@ impl Cx {
             return Ran::nothing(None);
         }
         if wanted && entries.len() == 1 {
-            e.load_times.note(from_file, since.elapsed().as_nanos() as u64);
+            e.slots.load_times.note(from_file, since.elapsed().as_nanos() as u64);
         }
         Stat::add(&e.stat.pgmajfault_file, u64::from(from_file));
         if let (0, true, Some(error)) = (loaded, wanted, error) {

@@ -25,7 +25,7 @@ pub(crate) struct Unpark(Option<(Vpn, Instant)>);
 impl Unpark {
     /// A step; whether there was anything to do.
     pub(crate) fn step(&mut self, cx: &mut Cx) -> bool {
-        if cx.e.comes_back.swap(false, SeqCst) {
+        if cx.e.wakeups.comes_back.swap(false, SeqCst) {
             self.0 = Some((Vpn::default(), Instant::now()));
         }
         let Some((from, since)) = self.0 else { return false };
@@ -41,7 +41,7 @@ impl Unpark {
 /// no room. `None`: that was all.
 fn bring_in_from(cx: &mut Cx, from: Vpn) -> (Option<Vpn>, bool) {
     let e = cx.e;
-    let parts: Vec<(Vpn, Vpn)> = lock(&e.managed).overlaps(from, Vpn::of(USER_END));
+    let parts: Vec<(Vpn, Vpn)> = lock(&e.memory.managed).overlaps(from, Vpn::of(USER_END));
     let (mut looked, mut here) = (0, 0);
     for (low, high) in parts {
         let mut at = low.max(from);

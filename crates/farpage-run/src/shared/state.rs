@@ -73,8 +73,82 @@ pub struct Wakeups {
     pub monitor_rests: AtomicBool,
     /// Counts the monitor's looks before activation; 0: it has not begun.
     pub monitor_looks: AtomicU32,
+    /// What is out is to come in, as far as there is room, before it is wanted.
+    pub(crate) comes_back: AtomicBool,
+    /// Slots are to be freed whose pages are in the program, too.
+    pub slots_wanted: AtomicBool,
     /// Nobody wakes this word: to wait for it is to sleep.
     pub never: AtomicU32,
+}
+
+/// What was heard of new memory and is not acted on yet ([`crate::mappings::discovery`]).
+pub struct Discovery {
+    /// What program threads tell.
+    pub notes: Notes,
+    /// What they need not tell.
+    pub recent: Recent,
+    /// What they were given since somebody looked.
+    pub charges: &'static Charges,
+    /// Ranges (bytes) that the monitor found and the pager shall register.
+    pub candidates: Mutex<Vec<(usize, usize)>>,
+    /// Ranges (bytes) of libraries that the monitor found and the pager shall take over.
+    pub relocated: Mutex<Vec<(usize, usize)>>,
+    /// Pages that the program was given since the monitor's last look at all mappings, and that stayed without
+    /// management ([`crate::mappings::discovery`]).
+    pub left_out: AtomicI64,
+    /// Threads that the program has started, before activation.
+    pub started: AtomicUsize,
+}
+
+/// What is known of the program's memory.
+#[derive(Default)]
+pub struct ProgramMemory {
+    /// Pages registered with the pager's userfaultfd.
+    pub managed: Mutex<PageRanges>,
+    /// Taken over from libraries: managed, and not to be written ([`crate::pager::relocated`]).
+    pub read_only: Mutex<PageRanges>,
+    /// Address ranges never adopted (bytes): memory the engine's own code uses.
+    pub exclude: Vec<(usize, usize)>,
+    /// Address of the page in which the first thread's stack began; that and what is above stays. 0: not known.
+    pub stack_top: AtomicUsize,
+    /// Pages never taken out: thread control blocks, also of threads that have ended and whose stacks libc keeps (it
+    /// touches them in a forked child before anybody else runs).
+    pub pinned: Mutex<BTreeSet<Vpn>>,
+    /// There are, or were, marks in page tables ([`crate::pager::marks`]).
+    pub marked: AtomicBool,
+    /// Threads that are making guards.
+    pub guarding: AtomicU32,
+    /// The program has asked for memory that its children have without content.
+    pub wipes: AtomicBool,
+}
+
+/// Whether memory is managed.
+#[derive(Debug, Default)]
+pub struct Stage {
+    /// Memory is managed from now on.
+    pub active: AtomicBool,
+    /// ... or never ([`crate::pager::let_go`]).
+    pub(crate) alone: AtomicBool,
+    /// It cannot be managed here.
+    pub(crate) hopeless: AtomicBool,
+    /// The monitor has ended, or is to, because memory is not managed yet ([`Engine::retire`]).
+    pub(crate) retired: AtomicBool,
+}
+
+/// What is known of slots, besides the words of their pages.
+pub struct Slots {
+    /// The slot that may hold the same bytes, for each frame in use. Belongs to whoever owns the frame.
+    pub frame_entries: FrameEntries,
+    /// The page of each slot, where pages are read ahead in slot order.
+    pub slot_pages: Option<SlotPages>,
+    /// Slots of pages that the program discarded, to be freed.
+    pub pending_frees: Mutex<Vec<farpage_device::Entry>>,
+    /// Hash key.
+    pub key: ContentKey,
+    /// Whether keeping clean copies pays.
+    pub clean: farpage_swap::clean_slots::CleanSlotPolicy,
+    /// What a load takes.
+    pub load_times: LoadTimes,
 }
 
 /// Everything the engine's threads share.
@@ -87,56 +161,16 @@ pub struct Engine {
     pub table: PageTable,
     /// Frames.
     pub frames: Frames,
-    /// The slot that may hold the same bytes, for each frame in use. Belongs to whoever owns the frame.
-    pub frame_entries: FrameEntries,
     /// The lists.
     pub lru: Mutex<Lru>,
-    /// The page of each slot, where pages are read ahead in slot order.
-    pub slot_pages: Option<SlotPages>,
     /// Swap devices.
     pub space: SwapSpace,
-    /// Slots of pages that the program discarded, to be freed.
-    pub pending_frees: Mutex<Vec<farpage_device::Entry>>,
     /// Pages allowed and had.
     pub budget: Budget,
-    /// Hash key.
-    pub key: ContentKey,
     /// Counters.
     pub stat: &'static Stat,
     /// The heap, for its size.
     pub(crate) heap: &'static Heap,
-    /// Address ranges never adopted (bytes): memory the engine's own code uses.
-    pub exclude: Vec<(usize, usize)>,
-    /// Pages registered with the pager's userfaultfd.
-    pub managed: Mutex<PageRanges>,
-    /// Taken over from libraries: managed, and not to be written ([`crate::pager::relocated`]).
-    pub read_only: Mutex<PageRanges>,
-    /// Ranges (bytes) of libraries that the monitor found and the pager shall take over.
-    pub relocated: Mutex<Vec<(usize, usize)>>,
-    /// Ranges (bytes) that the monitor found and the pager shall register.
-    pub candidates: Mutex<Vec<(usize, usize)>>,
-    /// Pages that the program was given since the monitor's last look at all mappings, and that stayed without
-    /// management ([`crate::mappings::discovery`]).
-    pub left_out: AtomicI64,
-    /// What program threads tell.
-    pub notes: Notes,
-    /// What they need not tell.
-    pub recent: Recent,
-    /// What they were given since somebody looked.
-    pub charges: &'static Charges,
-    /// The program has asked for memory that its children have without content.
-    pub wipes: AtomicBool,
-    /// Address of the page in which the first thread's stack began; that and what is above stays. 0: not known.
-    pub stack_top: AtomicUsize,
-    /// Threads that the program has started, before activation.
-    pub started: AtomicUsize,
-    /// Pages never taken out: thread control blocks, also of threads that have ended and whose stacks libc keeps (it
-    /// touches them in a forked child before anybody else runs).
-    pub pinned: Mutex<BTreeSet<Vpn>>,
-    /// There are, or were, marks in page tables ([`crate::pager::marks`]).
-    pub marked: AtomicBool,
-    /// Threads that are making guards.
-    pub guarding: AtomicU32,
     /// The userfaultfd of the discard area; also the lock of that part.
     pub(crate) discard_area: Mutex<Option<Box<dyn AddressSpace>>>,
     /// Windows that are decompressed in advance.
@@ -147,26 +181,16 @@ pub struct Engine {
     pub following: Following,
     /// Fork protocol.
     pub fork: Fork,
-    /// Memory is managed from now on.
-    pub active: AtomicBool,
-    /// ... or never ([`crate::pager::let_go`]).
-    pub(crate) alone: AtomicBool,
-    /// It cannot be managed here.
-    pub(crate) hopeless: AtomicBool,
-    /// What is out is to come in, as far as there is room, before it is wanted.
-    pub(crate) comes_back: AtomicBool,
-    /// Until then nobody waits for memory that another process of the tree gives: none came in time. Microseconds.
-    pub(crate) no_gift_until_us: AtomicU64,
-    /// The monitor has ended, or is to, because memory is not managed yet ([`Engine::retire`]).
-    pub(crate) retired: AtomicBool,
-    /// What a load takes.
-    pub load_times: LoadTimes,
-    /// Whether keeping clean copies pays.
-    pub clean: farpage_swap::clean_slots::CleanSlotPolicy,
     /// The feedback controllers, and what they are held at.
     pub controls: Controls,
-    /// Slots are to be freed whose pages are in the program, too.
-    pub slots_wanted: AtomicBool,
+    /// What was heard of new memory.
+    pub discovery: Discovery,
+    /// What is known of the program's memory.
+    pub memory: ProgramMemory,
+    /// Whether it is managed.
+    pub stage: Stage,
+    /// Slots of pages, besides their words.
+    pub slots: Slots,
 }
 
 /// Tables that take more than this part of the budget are worth a word.
@@ -222,12 +246,12 @@ impl Engine {
 
     /// Whether memory is managed.
     pub fn is_active(&self) -> bool {
-        self.active.load(Ordering::SeqCst)
+        self.stage.active.load(Ordering::SeqCst)
     }
 
     /// Whether something in `[start, end)` (bytes) is managed.
     pub(crate) fn is_known(&self, start: usize, end: usize) -> bool {
-        lock(&self.managed).meets(Vpn::of(start), Vpn::of(end))
+        lock(&self.memory.managed).meets(Vpn::of(start), Vpn::of(end))
     }
 
     /// Wakes the pager from its sleep.
@@ -275,7 +299,7 @@ impl Engine {
     /// Never takes out the pages of the thread control block at `block` (an address in it, as `pthread_t` is, or the
     /// head of the thread's robust list). Engine threads only.
     pub fn pin_thread(&self, block: usize) {
-        let mut pinned = lock(&self.pinned);
+        let mut pinned = lock(&self.memory.pinned);
         for at in [block.saturating_sub(0x400), block + 0xb00] {
             pinned.insert(Vpn::of(at));
         }
@@ -291,7 +315,7 @@ impl Engine {
     /// Has the writer free these slots when it comes to it; `entries` is empty afterwards.
     pub fn free_later(&self, entries: &mut Vec<farpage_device::Entry>) {
         if !entries.is_empty() {
-            lock(&self.pending_frees).append(entries);
+            lock(&self.slots.pending_frees).append(entries);
             self.wake_writer();
         }
     }
@@ -301,7 +325,7 @@ impl Engine {
         let mut freed = 0;
         while freed < max {
             // One at a time: the pager must not wait for the lock while a device frees.
-            let Some(entry) = lock(&self.pending_frees).pop() else { break };
+            let Some(entry) = lock(&self.slots.pending_frees).pop() else { break };
             self.space.free(entry);
             freed += 1;
         }
@@ -313,9 +337,9 @@ impl Engine {
 
     /// The devices are full: has the pager free slots of which the page is in the program, too. False: there are none.
     pub fn want_slots_reclaimed(&self) -> bool {
-        self.clean.note_full();
+        self.slots.clean.note_full();
         let any = self.table.copies() > 0;
-        if any && !self.slots_wanted.swap(true, Ordering::AcqRel) {
+        if any && !self.wakeups.slots_wanted.swap(true, Ordering::AcqRel) {
             self.kick_pager();
         }
         any
@@ -359,7 +383,7 @@ impl Engine {
             Stat::add(&s.over_budget_samples, 1);
         }
         self.controls.publish(&s.tuning, &s.tuning_held);
-        if !self.active.load(Ordering::Relaxed) {
+        if !self.stage.active.load(Ordering::Relaxed) {
             return;
         }
         set(&s.active, 1);
@@ -373,7 +397,7 @@ impl Engine {
         set(&s.cached_bytes, cached * page);
         set(&s.free_frames_bytes, self.frames.worthless_count() as u64 * page);
         set(&s.unmanaged_bytes, self.budget.unmanaged() as u64 * page);
-        set(&s.managed_bytes, lock(&self.managed).pages() * page);
+        set(&s.managed_bytes, lock(&self.memory.managed).pages() * page);
         let meta = self.meta_bytes();
         set(&s.meta_bytes, meta);
         if meta > most / META_PART && !told::is_said(WarningKind::SpreadThin) {

@@ -281,7 +281,7 @@ impl World {
     fn check_slots(&self) {
         let e = self.e;
         e.free_pending(usize::MAX);
-        let of_frames = e.frame_entries.count() as u64;
+        let of_frames = e.slots.frame_entries.count() as u64;
         let known = e.table.swapped_pages() + e.table.copies() + of_frames;
         assert_eq!(e.space.usage().slots_in_use, known, "slots that no page has, or that two pages have");
     }
