@@ -2,8 +2,8 @@
 //! managed, and what cannot be. The number itself is data of all ([`crate::shared::budget`]).
 
 pub(crate) mod activation;
-pub(crate) mod kin;
 pub mod park;
 pub(crate) mod share;
-pub(crate) mod turns;
+pub(crate) mod shared_pages;
+pub(crate) mod time_slices;
 pub(crate) mod unmanaged;

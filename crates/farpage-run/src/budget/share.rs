@@ -8,7 +8,7 @@
 //!    less, and gives back as its pages leave. All read the same prices, so all know who that is.
 //! 3. *Be honest.* The claim is never less than what the process has.
 //!
-//! Where no division helps, there are [`turns`](super::turns). A budget that is made smaller is more wanted than there
+//! Where no division helps, there are [time slices](super::time_slices). A budget that is made smaller is more wanted than there
 //! is. A member that is stopped does not look, and is not asked.
 //!
 //! A process without an engine claims all that it could fill, as long as that is little ([`crate::dormant::unwatched`]).
@@ -17,7 +17,7 @@
 //! without an engine. Lock: [`Budget::share`], for a few instructions, inside of all others.
 
 use crate::budget::park::{self, Park, Parking};
-use crate::budget::turns::{Turn, Turns};
+use crate::budget::time_slices::{TimeSlice, TimeSlices};
 use crate::shared::budget::Budget;
 use crate::shared::state::Engine;
 use farpage_base::mem::lock::lock;
@@ -60,7 +60,7 @@ const GIFT_WAIT_MAX: Duration = Duration::from_millis(2);
 const GIFT_LOOK_NS: u64 = 100_000;
 
 /// The price of a holder's memory: more than anybody else's.
-const HOLDS_PRICE: u64 = 1 << 50;
+const HOLDER_PRICE: u64 = 1 << 50;
 
 fn step(pages: i64) -> i64 {
     (pages / STEP_PART).max(STEP_MIN)
@@ -147,11 +147,11 @@ fn asks(e: &Engine, segment: &Segment, mine: &Member) -> bool {
 }
 
 /// What this process wants another will give, to whom it is worth less: its own pages can stay. The pager.
-pub(crate) fn is_being_given(e: &Engine) -> bool {
+pub(crate) fn grant_pending(e: &Engine) -> bool {
     let (Some(segment), Some(mine)) = (tree::segment(), tree::place()) else { return false };
     if mine.wants.load() == 0
         || mine.claim.held() > mine.target.load()
-        || now_us() < e.budget.no_gift_until_us.load(Relaxed)
+        || now_us() < e.budget.grant_backoff_us.load(Relaxed)
     {
         return false;
     }
@@ -162,12 +162,12 @@ pub(crate) fn is_being_given(e: &Engine) -> bool {
 }
 
 /// Waits for that, a moment, and asks for it. Whether there is more now.
-pub(crate) fn takes_what_is_given(e: &Engine) -> bool {
+pub(crate) fn wait_for_grant(e: &Engine) -> bool {
     let (Some(segment), Some(mine)) = (tree::segment(), tree::place()) else { return false };
     let since = Instant::now();
-    while is_being_given(e) {
+    while grant_pending(e) {
         if since.elapsed() > GIFT_WAIT_MAX {
-            e.budget.no_gift_until_us.store(now_us() + PRICE_US, Relaxed);
+            e.budget.grant_backoff_us.store(now_us() + PRICE_US, Relaxed);
             return false;
         }
         futex::wait(&e.wakeups.never, 0, Some(GIFT_LOOK_NS));
@@ -178,7 +178,7 @@ pub(crate) fn takes_what_is_given(e: &Engine) -> bool {
     false
 }
 
-/// Whether this process waits for others ([`super::turns`]).
+/// Whether this process waits for others ([`super::time_slices`]).
 pub(crate) fn is_held() -> bool {
     tree::place().is_some_and(|mine| mine.held.load(Relaxed) != 0)
 }
@@ -208,7 +208,7 @@ pub(crate) struct TreeShare {
     price: Price,
     /// It has given since its price was worked out.
     gave: bool,
-    turns: Turns,
+    slices: TimeSlices,
     park: Park,
     /// What is out is to come in.
     pub(crate) comes_back: bool,
@@ -273,7 +273,7 @@ impl TreeShare {
             mine,
             price: Price::new(now_us()),
             gave: false,
-            turns: Turns::default(),
+            slices: TimeSlices::default(),
             park: Park::default(),
             comes_back: false,
         }
@@ -297,7 +297,7 @@ impl TreeShare {
             drop(held);
             match parking {
                 Parking::Parked => {
-                    self.be_honest(budget, seen.used);
+                    self.sync_claim(budget, seen.used);
                     mine.wants.store(0);
                     mine.price.store(0, Relaxed);
                     return seen.used > budget.promised() + STEP_MIN;
@@ -306,7 +306,7 @@ impl TreeShare {
                 Parking::None => {}
             }
         }
-        self.be_honest(budget, seen.used);
+        self.sync_claim(budget, seen.used);
         if !seen.managed {
             let enough = WATCHED_TIMES * seen.used.max(2 * FLOOR);
             let _held = lock(&budget.share);
@@ -316,11 +316,11 @@ impl TreeShare {
         let surplus = unused > 2 * budget.headroom() + step(budget.promised());
         if let Some(price) = self.price.next(&seen, surplus, now) {
             let all = seen.used.max(0) as u64 + mine.swapped.load();
-            let turn = self.turns.look(self.segment, mine, self.price.rate, self.price.busy_us == now, all, now);
-            let price = match turn {
-                Turn::Free => price,
-                Turn::Holds => HOLDS_PRICE,
-                Turn::Held => 0,
+            let slice = self.slices.look(self.segment, mine, self.price.rate, self.price.busy_us == now, all, now);
+            let price = match slice {
+                TimeSlice::Free => price,
+                TimeSlice::Holds => HOLDER_PRICE,
+                TimeSlice::Held => 0,
             };
             mine.price.store(price, Relaxed);
             self.gave = false;
@@ -335,7 +335,7 @@ impl TreeShare {
     }
 
     /// More is claimed than there is, and not all have given what they can.
-    pub(crate) fn is_somebody_to_give(&self) -> bool {
+    pub(crate) fn has_donor(&self) -> bool {
         self.segment.claimed() > self.segment.budget() && TreeSnapshot::of(self.mine, self.segment).cheapest.is_some()
     }
 
@@ -351,14 +351,14 @@ impl TreeShare {
     }
 
     /// Memory is not managed, and would have to be now: asks for as much as puts that off. Whether there is some.
-    pub(crate) fn puts_off(&self, budget: &Budget, most: i64) -> bool {
+    pub(crate) fn defer_activation(&self, budget: &Budget, most: i64) -> bool {
         // Nobody is to swap for it.
         let want = (budget.promised() / 2).max(FLOOR).min(self.segment.free() as i64);
         want > 0 && ask(self.segment, self.mine, budget, want, most) > 0
     }
 
     /// The claim is what was promised, or what the process has, if that is more.
-    fn be_honest(&self, budget: &Budget, used: i64) {
+    fn sync_claim(&self, budget: &Budget, used: i64) {
         let _held = lock(&budget.share);
         let (claim, should) = (self.mine.claim.held() as i64, budget.promised().max(used));
         match should - claim {
@@ -401,7 +401,7 @@ impl TreeShare {
             let _held = lock(&budget.share);
             budget.promise(budget.promised() - less);
         }
-        self.be_honest(budget, seen.used);
+        self.sync_claim(budget, seen.used);
         self.gave |= less > spare;
         segment.header.gives.fetch_add(1, Relaxed);
         true

@@ -1,8 +1,8 @@
 //! The monitor's part in its process's tree: what the process says of itself and is given, and the neighbours that it
 //! looks after, because they cannot. The words in the tree's segment are [`farpage_ipc::tree`]'s. No locks.
 
-use crate::budget::kin::{Kin, pages};
 use crate::budget::share::{self, TreeLook, TreeShare};
+use crate::budget::shared_pages::{SharedPages, pages};
 use crate::dormant::unwatched;
 use crate::shared::state::Engine;
 use crate::shared::told::{self, WarningKind, warn_once_in_tree};
@@ -24,7 +24,7 @@ pub(super) struct Membership {
     /// What of the tree's budget is this process's.
     pub(super) share: Option<TreeShare>,
     /// Pages that it has together with other processes.
-    pub(super) kin: Kin,
+    pub(super) shared_pages: SharedPages,
     /// Forks so far.
     forks: u64,
     /// When it last looked for children that say nothing.
@@ -34,17 +34,17 @@ pub(super) struct Membership {
 impl Membership {
     /// Takes this thread's part. `is_child`: of a process with an engine; `resident`: pages.
     pub(super) fn new(e: &Engine, is_child: bool, resident: i64, now: Instant) -> Membership {
-        let kin = Kin::of_child(if is_child { resident } else { unwatched::forked_with() as i64 });
-        Membership { share: tree_share(e, is_child), kin, forks: 0, children: now }
+        let shared_pages = SharedPages::of_child(if is_child { resident } else { unwatched::forked_with() as i64 });
+        Membership { share: tree_share(e, is_child), shared_pages, forks: 0, children: now }
     }
 
     /// Of `rss` pages those that other processes pay for are left out.
     pub(super) fn own_pages(&mut self, e: &Engine, proc: &Proc, rss: i64) -> i64 {
         let forks = e.stat.forks.load(Relaxed);
         if std::mem::replace(&mut self.forks, forks) != forks {
-            self.kin.forked();
+            self.shared_pages.forked();
         }
-        let shared = self.kin.shared(proc, rss, e.stat.pgfault.load(Relaxed));
+        let shared = self.shared_pages.shared(proc, rss, e.stat.pgfault.load(Relaxed));
         e.budget.shared_is(shared);
         rss - shared.paid_by_others
     }
@@ -96,13 +96,13 @@ impl Membership {
     pub(super) fn rests(&self, most: Duration) -> Option<Duration> {
         let Some(tree) = &self.share else { return Some(most) };
         // Who shares pages with it, and who has more than there is.
-        if self.kin.is_related() {
+        if self.shared_pages.is_related() {
             return None;
         }
         if strangers::are_left_to(tree.segment, tree.mine) {
             look_after_strangers(tree.segment);
         }
-        if tree.is_somebody_to_give() {
+        if tree.has_donor() {
             return None;
         }
         Some(tree.rests(most))

@@ -18,8 +18,8 @@ use self::division::BudgetDivision;
 use self::member::Membership;
 use self::scan::Scan;
 use crate::budget::activation::{Approach, Look, Next};
-use crate::budget::kin::pages;
 use crate::budget::park;
+use crate::budget::shared_pages::pages;
 use crate::dormant::{self, StartPlan};
 use crate::fork::reserve::given_to_children;
 use crate::fork::restart;
@@ -258,7 +258,7 @@ impl Monitor {
             let look = Look { rss, given, threads: self.proc.threads(), cpus: cpu::count() };
             let mut next = self.approach.step(look, &e.budget);
             let tree = self.member.share.as_ref();
-            while next == Next::Manage && tree.is_some_and(|tree| tree.puts_off(&e.budget, e.most_pages())) {
+            while next == Next::Manage && tree.is_some_and(|tree| tree.defer_activation(&e.budget, e.most_pages())) {
                 next = self.approach.step(look, &e.budget);
             }
             let parks = tree.is_some_and(|tree| tree.mine.park.load(SeqCst) == park::ASKED);

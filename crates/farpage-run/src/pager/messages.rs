@@ -3,7 +3,7 @@
 //! Callers: the pager's loop, [`crate::fork`], on the pager's thread. Locks: those of what is done.
 
 use crate::budget::share;
-use crate::budget::turns::LATE;
+use crate::budget::time_slices::LATE;
 use crate::pager::cx::{Fault, Outcome};
 use crate::pager::state::Pager;
 use farpage_base::mem::units::Vpn;

@@ -3,7 +3,7 @@
 //! Caller: the pager's thread ([`crate::pager::start`]). Locks: `pinned` and `managed`, one at a time.
 
 use crate::budget::share;
-use crate::budget::turns::LATE;
+use crate::budget::time_slices::LATE;
 use crate::pager::reclaim::store_a_little;
 use crate::pager::state::Pager;
 use crate::shared::stacks::PAGER;

@@ -1,6 +1,6 @@
 //! How many pages the process has, and how many it may have.
 //!
-//! The number that counts is the kernel's: resident anonymous pages (RssAnon), less what others pay for ([`crate::budget::kin`]). It
+//! The number that counts is the kernel's: resident anonymous pages (RssAnon), less what others pay for ([`crate::budget::shared_pages`]). It
 //! is sampled by the monitor thread; in between, every engine thread that takes pages from the kernel or gives some
 //! back adds to `grown`. The sum is the estimate all decisions use, so an error lives until the next sample only.
 
@@ -32,12 +32,12 @@ pub struct Budget {
     unmanaged: AtomicI64,
     /// Pages that can, but could not be taken out when all others were.
     stuck: AtomicI64,
-    /// Resident pages that others pay for ([`crate::budget::kin`]).
+    /// Resident pages that others pay for ([`crate::budget::shared_pages`]).
     shared: AtomicI64,
     /// Those that others have, too.
     common: AtomicI64,
     /// Until then nobody waits for memory that another process of the tree gives: none came in time. Microseconds.
-    pub(crate) no_gift_until_us: AtomicU64,
+    pub(crate) grant_backoff_us: AtomicU64,
 }
 
 /// Where memory that cannot be taken out leaves less than this part of the budget for the rest, the budget gives way.
@@ -59,7 +59,7 @@ impl Budget {
             stuck: AtomicI64::new(0),
             shared: AtomicI64::new(0),
             common: AtomicI64::new(0),
-            no_gift_until_us: AtomicU64::new(0),
+            grant_backoff_us: AtomicU64::new(0),
         }
     }
 

@@ -113,7 +113,7 @@ impl World {
         writer::turn(self.e);
     }
 
-    /// Turns until nobody waits.
+    /// TimeSlices until nobody waits.
     fn serve(&mut self, waiting: &[usize]) {
         for turn in 0..2000 {
             if self.kernel.is_quiet() && waiting.iter().all(|at| self.kernel.was_woken(*at)) {

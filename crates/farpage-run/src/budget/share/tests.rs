@@ -112,11 +112,11 @@ fn who_rests_becomes_cheaper_all_the_same_and_sees_that_others_need_something() 
     idle.share.price.busy_us = now_us() - 100_000_000;
     assert_eq!(idle.share.rests(Duration::from_secs(1)), Duration::from_secs(1));
     assert!(idle.share.mine.price.load(Relaxed) < 2_000);
-    assert!(!idle.share.is_somebody_to_give());
+    assert!(!idle.share.has_donor());
     let small = segment.member_for_test(2);
     small.set_kind(MemberKind::Dormant);
     small.claim.add(9_000);
-    assert!(idle.share.is_somebody_to_give());
+    assert!(idle.share.has_donor());
 }
 
 #[test]
@@ -125,8 +125,8 @@ fn who_is_stopped_wants_nothing() {
     let (stopped, mut one) = (Process::new(segment, 1, 4_096), Process::new(segment, 2, 8_192));
     let mine = stopped.share.mine;
     mine.wants.store(9_000);
-    mine.price.store(HOLDS_PRICE, Relaxed);
-    assert_eq!(TreeSnapshot::of(one.share.mine, segment).highest_want, Some(HOLDS_PRICE));
+    mine.price.store(HOLDER_PRICE, Relaxed);
+    assert_eq!(TreeSnapshot::of(one.share.mine, segment).highest_want, Some(HOLDER_PRICE));
     one.look(8_190, 1_000);
     let before = one.budget.promised();
     assert!(before <= 8_192, "another wants more urgently");
@@ -199,7 +199,7 @@ fn any(state: &mut u64) -> u64 {
 fn whatever_others_write_a_process_keeps_its_floor_and_no_sum_overflows() {
     let segment = tree_of(10_000);
     let mut process = Process::new(segment, 1, 5_000);
-    let (mut other, mut turns) = (Process::new(segment, 2, 5_000), Turns::default());
+    let (mut other, mut slices) = (Process::new(segment, 2, 5_000), TimeSlices::default());
     let len = size_of::<Segment>() / size_of::<u64>();
     // SAFETY: mapped for good, of this size, and atomics only.
     let words = unsafe { std::slice::from_raw_parts(std::ptr::from_ref(segment).cast::<AtomicU64>(), len) };
@@ -213,9 +213,9 @@ fn whatever_others_write_a_process_keeps_its_floor_and_no_sum_overflows() {
             other.look(3_000, 0);
             assert!(process.budget.promised() >= FLOOR && other.budget.promised() >= FLOOR);
             let now = now_us();
-            turns.look(segment, process.share.mine, 10_000, true, 5_000 + process.share.mine.swapped.load(), now);
-            process.share.puts_off(&process.budget, process.seen.most);
-            process.share.is_somebody_to_give();
+            slices.look(segment, process.share.mine, 10_000, true, 5_000 + process.share.mine.swapped.load(), now);
+            process.share.defer_activation(&process.budget, process.seen.most);
+            process.share.has_donor();
             segment.header.sums.note_waited(Duration::from_micros(1));
             let waiting = segment.header.sums.waiting(Duration::from_secs(1));
             drop((waiting.advice(), segment.header.largest.list()));

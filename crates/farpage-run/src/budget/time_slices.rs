@@ -1,15 +1,15 @@
-//! Turns: when more processes of a tree are busy than fit, some wait, so that the others get on.
+//! Time slices: when more processes of a tree are busy than fit, some wait, so that the others get on.
 //!
 //! No division helps where the sum of what busy processes need is well above the budget: all of them read the same
 //! pages again and again. A process that reads more than [`CONTENDS`] pages a second that it had before *contends*, and
-//! so does one that grows beside such a process and gets no more. Of those who do, as many *hold* as fit with all that
-//! they have, in memory or swapped out, the longest waiting first, and at least one. The others are held: their faults
-//! are answered, but late ([`LATE`]), so who has a lock or a pipe that a holder waits for goes on; nobody is stopped.
-//! Their memory costs nothing meanwhile, that of holders is dear.
+//! so does one that grows beside such a process and gets no more. Of the processes that contend, as many *hold* as fit
+//! with all that they have, in memory or swapped out, the longest waiting first, and at least one. The others are held:
+//! their faults are answered, but late ([`LATE`]). So a process that has a lock or a pipe that a holder waits for goes
+//! on; none is stopped. The memory of held processes costs nothing meanwhile, that of holders is dear.
 //!
-//! A holder that no longer contends, because it ends or waits, makes room at once. Else its turn ends when others have
+//! A holder that no longer contends, because it ends or waits, makes room at once. Else its slice ends when others have
 //! waited for many times what it takes to bring in what it needs, or so long that the last of them would wait for
-//! longer than [`HELD_MAX_US`] ([`turn_us`]): behind each may be somebody who waits for an answer.
+//! longer than [`HELD_MAX_US`] ([`slice_us`]): each may have a user who waits for an answer.
 //!
 //! All members read the same numbers and decide alike. Pure but for that; called by the monitor. Idea: the swap token
 //! (Jiang and Zhang, 2005), for as many as fit instead of one.
@@ -19,27 +19,27 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 /// Pages a second that were here before and are read again: whoever needs more, an eighth of its time, contends. Less
-/// is the price of sharing: to take turns costs more, because all that a process has goes out and comes back.
+/// is the price of sharing: to wait in turn costs more, because all that a process has goes out and comes back.
 const CONTENDS: u64 = 5000;
-/// Who needs less than this many pages is not held up: shells, drivers.
+/// A process that needs less than this many pages is not held up: shells, drivers.
 const NEED_MIN: u64 = 2048;
-/// How late the faults of those who are held are answered.
+/// How late the faults of held processes are answered.
 pub(crate) const LATE: Duration = Duration::from_millis(5);
 /// What it takes to bring in a page, microseconds.
 const LOAD_US: u64 = 25;
-/// A turn is so many times what it takes to bring in what a holder needs.
-const TURN: u64 = 20;
-/// Until its turn comes again, others hold for so long at most, microseconds...
+/// A slice is so many times what it takes to bring in what a holder needs.
+const SLICE: u64 = 20;
+/// Until a process holds again, others hold for so long at most, microseconds...
 const HELD_MAX_US: u64 = 2_000_000;
-/// ... unless turns would be shorter than this: then memory would only move. Microseconds.
-const TURN_MIN_US: u64 = 100_000;
-/// Who contended goes on to do so for a while, microseconds: who is held reads little.
+/// ... unless slices would be shorter than this: then memory would only move. Microseconds.
+const SLICE_MIN_US: u64 = 100_000;
+/// A process that contended goes on to do so for a while, microseconds: one that is held reads little.
 const STAYS_US: u64 = 300_000;
 
 /// What becomes of a member.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Turn {
-    /// Nobody is held on its account.
+pub(crate) enum TimeSlice {
+    /// No other is held on its account.
     Free,
     /// Others wait for it.
     Holds,
@@ -49,18 +49,19 @@ pub(crate) enum Turn {
 
 /// Of one process.
 #[derive(Debug, Default)]
-pub(crate) struct Turns {
+pub(crate) struct TimeSlices {
     contended_us: u64,
     /// Since when others wait for it.
     holds_since: Option<u64>,
 }
 
-/// How long a turn is for who needs so many pages, with so many turns of others before its next one, microseconds.
-fn turn_us(need: u64, others: u64) -> u64 {
-    (TURN * LOAD_US * need).min(HELD_MAX_US / others.max(1)).max(TURN_MIN_US)
+/// How long a slice is for a process that needs so many pages, with so many slices of others before its next one,
+/// microseconds.
+fn slice_us(need: u64, others: u64) -> u64 {
+    (SLICE * LOAD_US * need).min(HELD_MAX_US / others.max(1)).max(SLICE_MIN_US)
 }
 
-impl Turns {
+impl TimeSlices {
     /// A look: `refaults` a second, faults waiting or not, and all pages that the process has, in memory or out.
     pub(crate) fn look(
         &mut self,
@@ -70,7 +71,7 @@ impl Turns {
         busy: bool,
         all: u64,
         now: u64,
-    ) -> Turn {
+    ) -> TimeSlice {
         let wants = mine.wants.load() > 0 && others_contend(segment, mine, now);
         if refaults > CONTENDS || busy && (wants || mine.held.load(Relaxed) != 0) {
             self.contended_us = now;
@@ -80,19 +81,19 @@ impl Turns {
             mine.turn_us.store(now, Relaxed); // behind those who wait already
         }
         mine.need.store(if contends { all } else { 0 });
-        let (turn, others) = if contends { turn_of(segment, mine, now) } else { (Turn::Free, 0) };
-        mine.held.store(u32::from(turn == Turn::Held), Relaxed);
-        match turn {
-            Turn::Holds => {
+        let (slice, others) = if contends { slice_of(segment, mine, now) } else { (TimeSlice::Free, 0) };
+        mine.held.store(u32::from(slice == TimeSlice::Held), Relaxed);
+        match slice {
+            TimeSlice::Holds => {
                 let since = *self.holds_since.get_or_insert(now);
-                if now.saturating_sub(since) > turn_us(all, others) {
+                if now.saturating_sub(since) > slice_us(all, others) {
                     mine.turn_us.store(now, Relaxed);
                     self.holds_since = None;
                 }
             }
-            Turn::Free | Turn::Held => self.holds_since = None,
+            TimeSlice::Free | TimeSlice::Held => self.holds_since = None,
         }
-        turn
+        slice
     }
 }
 
@@ -105,8 +106,8 @@ fn others_contend(segment: &Segment, mine: &Member, now: u64) -> bool {
     segment.living().any(|m| !std::ptr::eq(m, mine) && need_of(m, now) > 0)
 }
 
-/// What becomes of a member, and how many turns of others there are before its next one.
-fn turn_of(segment: &Segment, mine: &Member, now: u64) -> (Turn, u64) {
+/// What becomes of a member, and how many slices of others there are before its next one.
+fn slice_of(segment: &Segment, mine: &Member, now: u64) -> (TimeSlice, u64) {
     let key = |m: &Member| (m.turn_us.load(Relaxed), m.pid.load(Relaxed));
     let (budget, me) = (segment.budget(), key(mine));
     let (mut others, mut before, mut all, mut count, mut first) = (0, 0, 0, 0, true);
@@ -125,14 +126,14 @@ fn turn_of(segment: &Segment, mine: &Member, now: u64) -> (Turn, u64) {
     }
     let room = budget.saturating_sub(others);
     let mine_fits = first || before + mine.need.load().min(budget) <= room;
-    let turn = match (all > room, mine_fits) {
-        (false, _) => Turn::Free,
-        (true, true) if all == mine.need.load().min(budget) => Turn::Free, // nobody else contends
-        (true, true) => Turn::Holds,
-        (true, false) => Turn::Held,
+    let slice = match (all > room, mine_fits) {
+        (false, _) => TimeSlice::Free,
+        (true, true) if all == mine.need.load().min(budget) => TimeSlice::Free, // nobody else contends
+        (true, true) => TimeSlice::Holds,
+        (true, false) => TimeSlice::Held,
     };
     let at_once = (room * count / all.max(1)).clamp(1, count.max(1));
-    (turn, count.saturating_sub(at_once).div_ceil(at_once))
+    (slice, count.saturating_sub(at_once).div_ceil(at_once))
 }
 
 #[cfg(test)]
@@ -144,7 +145,7 @@ mod tests {
     const MS: u64 = 1000;
 
     struct Process {
-        turns: Turns,
+        slices: TimeSlices,
         mine: &'static Member,
     }
 
@@ -153,38 +154,38 @@ mod tests {
         let new = |pid| {
             let mine = segment.member_for_test(pid);
             mine.since_us.store(u64::from(pid), Relaxed);
-            Process { turns: Turns::default(), mine }
+            Process { slices: TimeSlices::default(), mine }
         };
         (segment, (1..=processes).map(new).collect())
     }
 
-    fn looks(segment: &Segment, all: &mut [Process], refaults: u64, need: u64, now: u64) -> Vec<Turn> {
+    fn looks(segment: &Segment, all: &mut [Process], refaults: u64, need: u64, now: u64) -> Vec<TimeSlice> {
         // Twice: what others say at this look is known at the next.
         for p in all.iter_mut() {
-            p.turns.look(segment, p.mine, refaults, true, need, now);
+            p.slices.look(segment, p.mine, refaults, true, need, now);
         }
-        all.iter_mut().map(|p| p.turns.look(segment, p.mine, refaults, true, need, now)).collect()
+        all.iter_mut().map(|p| p.slices.look(segment, p.mine, refaults, true, need, now)).collect()
     }
 
     #[test]
     fn as_many_hold_as_fit_the_oldest_first() {
         let (segment, mut all) = tree_of(20_000, 4);
-        let turns = looks(segment, &mut all, 10_000, 8_000, 1_000 * MS);
-        assert_eq!(turns, [Turn::Holds, Turn::Holds, Turn::Held, Turn::Held]);
-        let turns = looks(segment, &mut all, 10_000, 30_000, 1_000 * MS);
-        assert_eq!(turns, [Turn::Holds, Turn::Held, Turn::Held, Turn::Held], "at least one");
+        let slices = looks(segment, &mut all, 10_000, 8_000, 1_000 * MS);
+        assert_eq!(slices, [TimeSlice::Holds, TimeSlice::Holds, TimeSlice::Held, TimeSlice::Held]);
+        let slices = looks(segment, &mut all, 10_000, 30_000, 1_000 * MS);
+        assert_eq!(slices, [TimeSlice::Holds, TimeSlice::Held, TimeSlice::Held, TimeSlice::Held], "at least one");
     }
 
     #[test]
     fn where_all_fit_or_nobody_reads_again_nobody_is_held() {
         let (segment, mut all) = tree_of(20_000, 4);
-        assert_eq!(looks(segment, &mut all, 10_000, 4_000, 1_000 * MS), [Turn::Free; 4]);
-        assert_eq!(looks(segment, &mut all, 1_000, 30_000, 2_000 * MS), [Turn::Free; 4]);
+        assert_eq!(looks(segment, &mut all, 10_000, 4_000, 1_000 * MS), [TimeSlice::Free; 4]);
+        assert_eq!(looks(segment, &mut all, 1_000, 30_000, 2_000 * MS), [TimeSlice::Free; 4]);
         let (segment, mut one) = tree_of(20_000, 1);
-        assert_eq!(looks(segment, &mut one, 9_000, 90_000, 1_000 * MS), [Turn::Free], "alone");
+        assert_eq!(looks(segment, &mut one, 9_000, 90_000, 1_000 * MS), [TimeSlice::Free], "alone");
     }
 
-    /// The longest time without a turn of anybody who contends, microseconds; `contends`: whether the process with this
+    /// The longest time without a slice of a process that contends, microseconds; `contends`: whether the process with this
     /// index does so at this time.
     fn longest_wait(pages: u64, processes: u32, need: u64, contends: impl Fn(usize, u64) -> bool) -> u64 {
         let (segment, mut all) = tree_of(pages, processes);
@@ -192,8 +193,8 @@ mod tests {
         for now in (1_000 * MS..31_000 * MS).step_by(20_000) {
             for (i, p) in all.iter_mut().enumerate() {
                 let busy = contends(i, now);
-                let turn = p.turns.look(segment, p.mine, if busy { 10_000 } else { 0 }, busy, need, now);
-                since[i] = if turn == Turn::Held { since[i].or(Some(now)) } else { None };
+                let slice = p.slices.look(segment, p.mine, if busy { 10_000 } else { 0 }, busy, need, now);
+                since[i] = if slice == TimeSlice::Held { since[i].or(Some(now)) } else { None };
                 longest = longest.max(now - since[i].unwrap_or(now));
             }
         }
@@ -202,7 +203,7 @@ mod tests {
 
     #[test]
     fn nobody_waits_longer_than_is_promised() {
-        // What looks add: a turn ends, and the next one begins, at one.
+        // What looks add: a slice ends, and the next one begins, at one.
         let most = |processes: u32| HELD_MAX_US + u64::from(processes) * 40 * MS;
         for (pages, processes, need) in
             [(20_000, 2, 15_000), (20_000, 4, 15_000), (20_000, 4, 200_000), (50_000, 8, 15_000), (20_000, 16, 3_000)]
@@ -221,17 +222,17 @@ mod tests {
         let (segment, mut all) = tree_of(20_000, 2);
         let mut now = 1_000 * MS;
         let first = looks(segment, &mut all, 10_000, 15_000, now);
-        assert_eq!(first, [Turn::Holds, Turn::Held]);
-        let end = now + turn_us(15_000, 1);
+        assert_eq!(first, [TimeSlice::Holds, TimeSlice::Held]);
+        let end = now + slice_us(15_000, 1);
         while now < end + 100 * MS {
             now += 20 * MS;
             looks(segment, &mut all, 10_000, 15_000, now);
         }
-        assert_eq!(looks(segment, &mut all, 10_000, 15_000, now), [Turn::Held, Turn::Holds]);
+        assert_eq!(looks(segment, &mut all, 10_000, 15_000, now), [TimeSlice::Held, TimeSlice::Holds]);
         // Who holds ends: the other one goes on.
         all[1].mine.claim.leave();
         let mine = all[0].mine;
-        let rest = all[0].turns.look(segment, mine, 0, true, 15_000, now);
-        assert_eq!(rest, Turn::Free);
+        let rest = all[0].slices.look(segment, mine, 0, true, 15_000, now);
+        assert_eq!(rest, TimeSlice::Free);
     }
 }

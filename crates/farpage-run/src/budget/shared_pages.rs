@@ -1,4 +1,4 @@
-//! What a process pays for, of the memory that it shares with its kin: the one it was forked from, and those that were
+//! What a process pays for, of the pages that it shares with the process it was forked from, and with those that were
 //! forked from it.
 //!
 //! After a fork both have all pages, and each is there once. The kernel counts them for both (RssAnon), so adding up
@@ -18,13 +18,13 @@ use std::time::{Duration, Instant};
 const COST: u32 = 50;
 /// ... and at least so much.
 const BETWEEN: Duration = Duration::from_millis(50);
-/// Less than this part of resident memory is not worth counting: the kin has gone, or has pages of its own by now.
+/// Less than this part of resident memory is not worth counting: the others have gone, or have pages of their own by now.
 const PART: i64 = 64;
 
 /// See the module header. Pages.
 #[derive(Debug, Default)]
-pub struct Kin {
-    /// Somebody may have the same pages.
+pub struct SharedPages {
+    /// Another process may have the same pages.
     related: bool,
     /// What others have, too, and counters, at the last measurement.
     shared: Shared,
@@ -34,11 +34,11 @@ pub struct Kin {
     next: Option<Instant>,
 }
 
-impl Kin {
+impl SharedPages {
     /// Of a process that was forked when its parent had `pages`.
-    pub fn of_child(pages: i64) -> Kin {
+    pub fn of_child(pages: i64) -> SharedPages {
         let shared = Shared { paid_by_others: pages, all: pages };
-        Kin { related: pages > 0, shared, resident: pages, minor: minor_faults(), ..Kin::default() }
+        SharedPages { related: pages > 0, shared, resident: pages, minor: minor_faults(), ..SharedPages::default() }
     }
 
     /// Others may have the same pages.
@@ -72,13 +72,13 @@ impl Kin {
             (self.minor, self.served) = (minor_faults(), served);
             self.related = shared.paid_by_others > resident / PART;
         }
-        let own = self.made_own(resident, minor_faults(), served);
+        let own = self.unshared(resident, minor_faults(), served);
         let less = |pages: i64| pages.saturating_sub(own).clamp(0, resident);
         Shared { paid_by_others: less(self.shared.paid_by_others), all: less(self.shared.all) }
     }
 
     /// Pages that were made this process's own since the last measurement.
-    fn made_own(&self, resident: i64, minor: u64, served: u64) -> i64 {
+    fn unshared(&self, resident: i64, minor: u64, served: u64) -> i64 {
         let grown = (resident - self.resident).max(0) as u64;
         let others = (served - self.served.min(served)).max(grown);
         minor.saturating_sub(self.minor).saturating_sub(others) as i64
@@ -97,10 +97,10 @@ mod tests {
     #[test]
     fn a_fault_that_nobody_served_and_nothing_grew_by_made_a_page_its_own() {
         let shared = Shared { paid_by_others: 500, all: 1000 };
-        let kin = Kin { related: true, shared, resident: 1000, minor: 50, served: 7, next: None };
-        assert_eq!(kin.made_own(1000, 50, 7), 0);
-        assert_eq!(kin.made_own(1000, 150, 7), 100);
-        assert_eq!(kin.made_own(1100, 150, 7), 0, "it has grown by as many");
-        assert_eq!(kin.made_own(1000, 150, 107), 0, "the engine has served as many");
+        let pages = SharedPages { related: true, shared, resident: 1000, minor: 50, served: 7, next: None };
+        assert_eq!(pages.unshared(1000, 50, 7), 0);
+        assert_eq!(pages.unshared(1000, 150, 7), 100);
+        assert_eq!(pages.unshared(1100, 150, 7), 0, "it has grown by as many");
+        assert_eq!(pages.unshared(1000, 150, 107), 0, "the engine has served as many");
     }
 }
