@@ -6,9 +6,7 @@ use crate::args::ParkArgs;
 use crate::failure::{Failure, Result, say};
 use crate::process;
 use crate::set::{LOOK, falls, wake_small};
-use crate::trees::{self, Tree};
-use farpage::PAGE_SIZE;
-use farpage_ipc::conf::size;
+use crate::trees::{self, Tree, size_of};
 use farpage_ipc::tree::{Member, MemberKind};
 #[cfg(feature = "top")]
 use farpage_run::budget::park::PARKED;
@@ -52,16 +50,8 @@ fn tell_all(tree: &Tree, word: u32) {
     concerned(tree).for_each(|member| tell(member, word));
 }
 
-fn sum(tree: &Tree, pages: impl Fn(&Member) -> u64) -> u64 {
-    tree.segment.living().map(pages).fold(0, u64::saturating_add)
-}
-
 fn used(tree: &Tree) -> u64 {
-    sum(tree, |m| m.used.load())
-}
-
-fn bytes(pages: u64) -> String {
-    size::format(pages.saturating_mul(PAGE_SIZE as u64))
+    tree.sum(|m| m.used.load())
 }
 
 /// Whether a member is parked, or about to be.
@@ -124,8 +114,8 @@ pub fn park(args: &ParkArgs) -> Result<ExitCode> {
     };
     falls(0, PATIENCE, || concerned(&tree).map(left).sum());
     if args.verbose {
-        let (has, pid) = (bytes(used(&tree)), args.pid);
-        say(format_args!("farpage: the tree of process {pid} had {}, and has {has}", bytes(before)));
+        let (has, pid) = (size_of(used(&tree)), args.pid);
+        say(format_args!("farpage: the tree of process {pid} had {}, and has {has}", size_of(before)));
     }
     Ok(if stopped.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -136,12 +126,12 @@ pub fn park(args: &ParkArgs) -> Result<ExitCode> {
 /// There is no such tree.
 pub fn unpark(args: &ParkArgs) -> Result<ExitCode> {
     let tree = trees::of(args.pid)?;
-    let swapped = || sum(&tree, |m| m.swapped.load());
+    let swapped = || tree.sum(|m| m.swapped.load());
     let before = swapped();
     ask_back(&tree);
     falls(0, PATIENCE, swapped);
     if args.verbose {
-        let (here, out) = (bytes(before.saturating_sub(swapped())), bytes(swapped()));
+        let (here, out) = (size_of(before.saturating_sub(swapped())), size_of(swapped()));
         say(format_args!("farpage: {here} of the tree of process {} came back; {out} stay out", args.pid));
     }
     Ok(ExitCode::SUCCESS)

@@ -5,9 +5,8 @@ use crate::attach::start;
 use crate::budget::budget;
 use crate::failure::{Failure, Result, say};
 use crate::process;
-use crate::trees::{self, Tree};
+use crate::trees::{self, Tree, size_of};
 use farpage::PAGE_SIZE;
-use farpage_ipc::conf::size;
 use farpage_ipc::tree::{Member, MemberKind, UNLIMITED};
 use std::process::ExitCode;
 use std::sync::atomic::Ordering::Relaxed;
@@ -78,7 +77,7 @@ pub fn wait_until_within(pid: u32, pages: u64) -> Result<bool> {
     if least <= pages {
         return Ok(true);
     }
-    let has = size::format(least * PAGE_SIZE as u64);
+    let has = size_of(least);
     let stopped = tree.stopped();
     if !stopped.is_empty() {
         let who = stopped.iter().map(|(pid, name)| format!("process {pid} ({name})")).collect::<Vec<_>>().join(", ");

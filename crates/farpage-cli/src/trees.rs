@@ -137,6 +137,11 @@ pub const fn bytes(pages: u64) -> u64 {
     pages.saturating_mul(PAGE_SIZE as u64)
 }
 
+/// Pages as a size in words.
+pub fn size_of(pages: u64) -> String {
+    size::format(bytes(pages))
+}
+
 impl Tree {
     /// What all may have together, bytes; `None`: there is no budget for all.
     pub fn budget(&self) -> Option<u64> {
@@ -156,6 +161,11 @@ impl Tree {
         members
     }
 
+    /// What living members have together, pages.
+    pub fn sum(&self, pages: impl Fn(&Member) -> u64) -> u64 {
+        self.segment.living().map(pages).fold(0, u64::saturating_add)
+    }
+
     /// Members that are stopped, by number and name: nothing happens in them.
     pub fn stopped(&self) -> Vec<(u32, String)> {
         let pids = self.segment.living().map(|m| m.pid.load(Relaxed));
@@ -164,22 +174,17 @@ impl Tree {
 
     /// What stands in the way of a budget: members, and what they cannot go below.
     pub fn floors(&self) -> String {
-        let largest: Vec<String> = self
-            .members()
-            .iter()
-            .take(3)
-            .map(|m| {
-                let pid = m.pid.load(Relaxed);
-                format!("process {pid} ({}) {}", comm(pid), size::format(bytes(m.claim.held())))
-            })
-            .collect();
-        largest.join(", ")
+        let named = |m: &&Member| {
+            let pid = m.pid.load(Relaxed);
+            format!("process {pid} ({}) {}", comm(pid), size_of(m.claim.held()))
+        };
+        self.members().iter().take(3).map(named).collect::<Vec<_>>().join(", ")
     }
 
     /// Lines for people.
     pub fn text(&self) -> String {
         let (header, budget) = (&self.segment.header, self.budget());
-        let of = |pages: &ClampedPages| size::format(bytes(pages.load()));
+        let of = |pages: &ClampedPages| size_of(pages.load());
         let members = self.members();
         let strangers = members.iter().filter(|m| m.kind() == MemberKind::Stranger).count();
         let mut text = format!(
@@ -188,7 +193,7 @@ impl Tree {
             self.pid,
             comm(self.pid),
             budget.map_or("none".into(), size::format),
-            size::format(bytes(self.segment.claimed())),
+            size_of(self.segment.claimed()),
             of(&header.peak),
             members.len(),
             header.refused.load(Relaxed),
@@ -205,7 +210,7 @@ impl Tree {
                 text,
                 "{pid:>9} {:<15} {:>9} {:>9} {:>9} {:>9} {:>9} {:>8} {}",
                 comm(pid),
-                size::format(bytes(m.claim.held())),
+                size_of(m.claim.held()),
                 of(&m.used),
                 of(&m.shared),
                 of(&m.swapped),

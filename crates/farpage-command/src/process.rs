@@ -3,6 +3,8 @@
 //! Callers: what looks at other processes: of `farpage`, `attach`, `guard`, `run`, `stat` and what lists trees; the
 //! benches. No locks.
 
+use rustix::fd::OwnedFd;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::fs;
 use std::io;
 
@@ -84,6 +86,15 @@ pub fn start_time(pid: u32) -> Option<u64> {
 /// Whether a process is stopped, by a signal or by a debugger.
 pub fn is_stopped(pid: u32) -> bool {
     Status::read(pid).is_ok_and(|status| status.is_stopped())
+}
+
+/// A descriptor of a process.
+///
+/// # Errors
+/// There is none of this number.
+pub fn open(pid: u32) -> io::Result<OwnedFd> {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::NotFound)?;
+    Ok(pidfd_open(pid, PidfdFlags::empty())?)
 }
 
 /// All numbers of processes, in order.

@@ -10,11 +10,12 @@
 use super::memory::Memory;
 use super::tracee::Tracee;
 use crate::failure::{Failure, Result, why};
+use crate::process;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::io::IoSlice;
 use rustix::net::sockopt::{socket_domain, socket_type};
 use rustix::net::{AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketType, sendmsg};
-use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 use std::io;
 use std::mem::MaybeUninit;
 
@@ -81,9 +82,7 @@ fn maker_of(socket: &OwnedFd) -> io::Result<i32> {
 
 /// A copy of a descriptor of a process.
 pub fn fetch(pid: u32, number: i32) -> io::Result<OwnedFd> {
-    let pid = Pid::from_raw(pid as i32).ok_or(io::ErrorKind::NotFound)?;
-    let process = pidfd_open(pid, PidfdFlags::empty())?;
-    Ok(pidfd_getfd(&process, number, PidfdGetfdFlags::empty())?)
+    Ok(pidfd_getfd(process::open(pid)?, number, PidfdGetfdFlags::empty())?)
 }
 
 fn send(socket: &OwnedFd, descriptor: BorrowedFd<'_>) -> io::Result<()> {

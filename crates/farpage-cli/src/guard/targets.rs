@@ -60,7 +60,7 @@ impl fmt::Display for Target {
 
 /// What members have on swap devices alone, bytes.
 pub fn swapped(tree: &Tree) -> u64 {
-    tree.members().iter().fold(0, |sum, m| bytes(m.swapped.load()).saturating_add(sum))
+    bytes(tree.sum(|m| m.swapped.load()))
 }
 
 /// Some of them have no engine yet.
@@ -70,11 +70,10 @@ pub fn has_small(tree: &Tree) -> bool {
 
 /// What members of a tree say that they have in RAM elsewhere, bytes.
 fn elsewhere(tree: &Tree, pids: &HashSet<u32>) -> u64 {
-    let members = tree.members();
     let is_here = |m: &Member| pids.contains(&m.pid.load(Relaxed));
     // Members know the numbers that they see themselves. In another pid namespace none may be known here.
-    match members.iter().any(|m| is_here(m)) {
-        true => members.iter().filter(|m| !is_here(m)).fold(0, |sum, m| bytes(m.used.load()).saturating_add(sum)),
+    match tree.segment.living().any(is_here) {
+        true => bytes(tree.sum(|m| if is_here(m) { 0 } else { m.used.load() })),
         false => 0,
     }
 }

@@ -112,7 +112,7 @@ impl Recording {
             }
         }
         // Small ones have no engine, and say how much they have.
-        let used = members.iter().fold(0, |sum, member| bytes(member.used.load()).saturating_add(sum));
+        let used = tree.map_or(0, |tree| bytes(tree.sum(|member| member.used.load())));
         levels[0] = levels[0].max(used);
         let mut counters = [0; COUNTERS.len()];
         let mut latency = Vec::new();

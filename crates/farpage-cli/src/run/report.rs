@@ -6,8 +6,7 @@ use crate::output;
 use crate::output::SCHEMA;
 use crate::page::{Page, SHARES, duration};
 use crate::preload;
-use crate::trees::Tree;
-use farpage::PAGE_SIZE;
+use crate::trees::{Tree, bytes, size_of};
 use farpage_ipc::conf::size;
 use farpage_ipc::stat::{FULL, Waiting};
 use serde_json::{Value, json};
@@ -92,7 +91,7 @@ fn words(waited: &Waiting) -> String {
 /// What it came to for the user, before what the engine did for it.
 fn waiting_rows(page: &Page, waited: Waiting, words: &str, row: &mut dyn FnMut(&str, String, String)) {
     row("waited for memory", duration(waited.ns), words.into());
-    let moved = |name: &str| page.get(name).saturating_mul(PAGE_SIZE as u64);
+    let moved = |name: &str| bytes(page.get(name));
     let (read, written) = (page.get("file_read_bytes"), page.get("file_write_bytes"));
     // What goes out goes to the pool or to files; what the pool moves on goes to files without having come in.
     let direct = written.saturating_sub(moved("pool_writeback"));
@@ -135,10 +134,6 @@ fn advice(page: &Page, waited: &Waiting, budget: u64, wall: Duration, alone: boo
     })
 }
 
-fn of_pages(pages: u64) -> String {
-    size::format(pages.saturating_mul(PAGE_SIZE as u64))
-}
-
 /// Processes that are named.
 const LARGEST: usize = 5;
 
@@ -147,14 +142,14 @@ fn tree_rows(tree: &Tree, row: &mut dyn FnMut(&str, String, String)) {
     let header = &tree.segment.header;
     let joined = header.joined.load(Relaxed);
     let (peak, strangers) = (header.peak.load(), header.strangers_peak.load());
-    let most = if peak > 0 { of_pages(peak) } else { "-".into() };
+    let most = if peak > 0 { size_of(peak) } else { "-".into() };
     row("all processes", most, format!("claimed at most, by {joined} processes one after the other or together"));
     if strangers > 0 {
-        row("without library", of_pages(strangers), "at most, of processes that cannot be managed".into());
+        row("without library", size_of(strangers), "at most, of processes that cannot be managed".into());
     }
     for (i, process) in header.largest.list().into_iter().take(LARGEST).enumerate() {
         let title = if i == 0 { "largest" } else { "" };
-        row(title, of_pages(process.peak), format!("{} ({})", process.name, process.pid));
+        row(title, size_of(process.peak), format!("{} ({})", process.name, process.pid));
     }
     row("first process", String::new(), "what follows is of this one".into());
 }
@@ -196,12 +191,12 @@ fn managed_rows(page: &Page, row: &mut dyn FnMut(&str, String, String)) {
     if zero.saturating_add(clean) > 0 {
         more.push_str(&format!(", besides {zero} all zero and {clean} unchanged"));
     }
-    row("swapped out", of_pages(out), more);
+    row("swapped out", size_of(out), more);
     let (back, ahead) = (pages("pswpin"), pages("swap_ra"));
     let hits = pages("swap_ra_hit");
     let used =
         if hits > 0 { format!(", {:.1}% of them used", 100.0 * hits as f64 / ahead as f64) } else { String::new() };
-    row("swapped in", of_pages(back), format!("{back} pages, {ahead} by readahead{used}"));
+    row("swapped in", size_of(back), format!("{back} pages, {ahead} by readahead{used}"));
     let pool = PoolEnd {
         bytes: pages("pool_bytes"),
         packed: pages("pool_compressed_bytes"),
@@ -334,6 +329,7 @@ impl Target {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use farpage::PAGE_SIZE;
     use farpage_ipc::stat::Stat;
 
     const SECOND: Duration = Duration::from_secs(1);

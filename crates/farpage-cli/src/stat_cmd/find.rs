@@ -91,10 +91,10 @@ pub fn process(pid: u32) -> std::result::Result<Managed, Absent> {
     if threads.is_empty() {
         let is_others = fs::read_dir(dir.join("fd")).is_err_and(|e| e.kind() == io::ErrorKind::PermissionDenied);
         let absent = if is_others { Absent::Permission } else { Absent::Engine };
-        let page = below(&dir, pid).ok_or(absent)?;
+        let page = below(pid).ok_or(absent)?;
         return Ok(Managed { pid, command, pages: Some(vec![page]) });
     }
-    let own = own_pids(&dir);
+    let own = own_pids(pid);
     let mut found = Pages::default();
     for (thread, pagers) in &threads {
         match found.add(thread, *pagers, &own) {
@@ -121,9 +121,9 @@ pub fn all() -> Result<Vec<Managed>> {
 
 /// What there is to show of a program that is so far below its budget that it has no engine: it is a member of a tree.
 /// (One that could not have a budget looks the same.)
-fn below(dir: &Path, pid: u32) -> Option<Page> {
+fn below(pid: u32) -> Option<Page> {
     let tree = trees::of(pid).ok()?;
-    let own = own_pids(dir);
+    let own = own_pids(pid);
     let is_it = |m: &&Member| own.contains(&m.pid.load(Relaxed).into()) && m.kind() != MemberKind::Stranger;
     tree.segment.living().find(is_it)?;
     let budget = trees::bytes(tree.segment.most_of_one());
@@ -198,11 +198,9 @@ pub fn printable(name: &[u8]) -> String {
 }
 
 /// The process's number in each of its pid namespaces.
-fn own_pids(dir: &Path) -> Vec<u64> {
-    let status = fs::read(dir.join("status")).unwrap_or_default();
-    let status = String::from_utf8_lossy(&status);
-    let line = status.lines().find_map(|l| l.strip_prefix("NSpid:")).unwrap_or_default();
-    line.split_whitespace().filter_map(|n| n.parse().ok()).collect()
+fn own_pids(pid: u32) -> Vec<u64> {
+    let of = |status: Status| status.value("NSpid:").split_whitespace().filter_map(|n| n.parse().ok()).collect();
+    Status::read(pid).map(of).unwrap_or_default()
 }
 
 #[cfg(test)]

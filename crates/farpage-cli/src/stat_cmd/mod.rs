@@ -9,11 +9,11 @@ use crate::metrics::{self, Exposition};
 use crate::output;
 use crate::output::SCHEMA;
 use crate::page::Page;
+use crate::process;
 use crate::trees;
 use find::{Absent, Managed};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use rustix::termios::tcgetwinsize;
 use serde_json::{Value, json};
 use show::{Look, Watch};
@@ -90,7 +90,7 @@ fn readable(pid: u32) -> Result<Managed> {
 }
 
 fn watch_one(args: &StatArgs, pid: u32, interval: Duration) -> Result<()> {
-    let process = open_process(pid).ok_or_else(|| Absent::Process.failure(pid))?;
+    let process = process::open(pid).map_err(|_| Absent::Process.failure(pid))?;
     let mut one = readable(pid)?;
     let mut before: Option<(Vec<Page>, Instant)> = None;
     loop {
@@ -121,16 +121,11 @@ fn watch_one(args: &StatArgs, pid: u32, interval: Duration) -> Result<()> {
     }
 }
 
-fn open_process(pid: u32) -> Option<OwnedFd> {
-    let pid = Pid::from_raw(i32::try_from(pid).ok()?)?;
-    pidfd_open(pid, PidfdFlags::empty()).ok()
-}
-
 /// Waits for the process to end, at most so long.
 fn ended_within(process: &OwnedFd, most: Duration) -> bool {
-    let timeout = Timespec { tv_sec: most.as_secs() as i64, tv_nsec: most.subsec_nanos().into() };
+    let timeout = Timespec::try_from(most).ok();
     let mut fds = [PollFd::new(process, PollFlags::IN)];
-    matches!(poll(&mut fds, Some(&timeout)), Ok(n) if n > 0)
+    matches!(poll(&mut fds, timeout.as_ref()), Ok(n) if n > 0)
 }
 
 fn one_text(args: &StatArgs, one: &Managed, watch: Watch<'_>) -> String {

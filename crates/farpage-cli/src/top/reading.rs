@@ -240,7 +240,7 @@ fn row(tree: &Tree) -> TreeRow {
         is_parked: park::is_all_parked(tree),
         budget: tree.budget(),
         claimed: bytes(tree.segment.claimed()),
-        swapped: members.iter().fold(0, |sum, m| bytes(m.swapped.load()).saturating_add(sum)),
+        swapped: bytes(tree.sum(|m| m.swapped.load())),
         processes: members.len(),
     }
 }

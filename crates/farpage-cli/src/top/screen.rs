@@ -169,10 +169,10 @@ fn next_event() -> io::Result<Option<Event>> {
 
 /// Waits for keys, a signal or the time; whether the terminal has gone away.
 fn is_gone(most: Duration) -> io::Result<bool> {
-    let timeout = Timespec { tv_sec: most.as_secs() as i64, tv_nsec: most.subsec_nanos().into() };
+    let timeout = Timespec::try_from(most).ok();
     let stdin = io::stdin();
     let mut fds = [PollFd::new(&stdin, PollFlags::IN)];
-    match poll(&mut fds, Some(&timeout)) {
+    match poll(&mut fds, timeout.as_ref()) {
         Ok(_) => Ok(fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL)),
         Err(rustix::io::Errno::INTR) => Ok(false),
         Err(e) => Err(e.into()),
