@@ -7,8 +7,8 @@ use crate::args::SwapoffArgs;
 use crate::failure::{Failure, Result, say};
 use farpage::{DeviceKind, SwapSpec};
 use farpage_device::DeviceError;
-use farpage_device::redis::server::{Server, settle};
-use farpage_device::redis::sweep::{remove, sessions};
+use farpage_server::redis::server::{Server, resolve};
+use farpage_server::redis::sweep::{remove, sessions};
 use std::process::ExitCode;
 
 /// Runs the subcommand. Exit status 1: something could not be removed.
@@ -24,7 +24,7 @@ pub fn main(args: &SwapoffArgs) -> Result<ExitCode> {
     // Whatever it does with pages: these go.
     let refused =
         |error: DeviceError| Failure::new(format!("cannot use {}: {}", error.name, error.reason)).help(error.remedy);
-    let (spec, server, ()) = settle(&spec, None, Server::connect).map_err(refused)?;
+    let (spec, server, ()) = resolve(&spec, None, Server::connect).map_err(refused)?;
     let failed = |error| refused(server.asking_failed("HGETALL", error));
     let mut is_clean = true;
     let known = sessions(&server).map_err(failed)?;

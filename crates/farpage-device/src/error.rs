@@ -1,7 +1,7 @@
-//! Why a page was not stored, or cannot be read, and why a device cannot be used. Texts are one line: what, to what,
-//! why.
+//! Why a page was not stored, or cannot be read. Texts are one line: what, to what, why.
 
 use farpage_base::sys::raw::{Errno, ErrnoText};
+pub use farpage_ipc::conf::DeviceError;
 
 /// Why a page was not stored. The page stays where it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -33,7 +33,7 @@ pub enum LoadError {
         /// Slot of the device.
         slot: u64,
     },
-    /// The file ends before the page does (somebody truncated it).
+    /// The file ends before the page does (it was truncated).
     #[error("swap device {device}: slot {slot} is beyond the end of the file")]
     ShortRead {
         /// Device number.
@@ -87,16 +87,4 @@ impl LoadError {
             | LoadError::NotInUse { device, .. } => device,
         }
     }
-}
-
-/// Why a device cannot be used at all. `Display` is one line: which device, why, what to do.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("swap device {name:?}: {reason}; {remedy}")]
-pub struct DeviceError {
-    /// The device as the user wrote it.
-    pub name: String,
-    /// What is wrong.
-    pub reason: String,
-    /// What to do about it.
-    pub remedy: String,
 }

@@ -1,4 +1,4 @@
-//! A swap file, a block device, or pages on a server ([`crate::remote::page_store`]).
+//! A swap file, a block device, or pages on a server ([`farpage_server`]).
 //!
 //! The directory is opened when the device is made, the file in it at the first store (unnamed, so that nobody else can
 //! open it and nothing stays behind), and both stay open. When the program changes its root directory or its user, the
@@ -43,9 +43,6 @@ pub use open::{check, check_mirror, file_name};
 
 use super::io::inject::Injector;
 use super::io::{BATCH_MAX, Batch, Direction, Place, Rings, Transferred};
-use super::remote::areas::SharedAreas;
-use super::remote::link::InReach;
-use super::remote::page_store::PageStores;
 use super::{Caps, DeviceError, Entry, LoadError, Page, StoreError, SwapDevice, Usage, check_value, check_words};
 use backing::Backing;
 use farpage_base::sys::cpu;
@@ -56,6 +53,9 @@ use farpage_base::sys::table::Table;
 use farpage_codec::crypt::Cipher;
 use farpage_codec::page_hash::ContentKey;
 use farpage_ipc::conf::nbd::NbdSpec;
+use farpage_server::PageStores;
+use farpage_server::areas::SharedAreas;
+use farpage_server::link::InReach;
 use farpage_swap::PAGE_SIZE;
 use farpage_swap::cluster::CLUSTER_SLOTS;
 use open::OpenedFile;

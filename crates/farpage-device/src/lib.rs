@@ -17,8 +17,6 @@
 //! | [`file`](mod@file) | pages in a swap file or on a block device; what a fork shares; encryption, discard, draining |
 //! | [`io`] | batches of page I/O, io_uring, injected faults |
 //! | [`leases`] | children that may need what is stored in files |
-//! | [`redis`] | pages in the memory of a Redis or Valkey server |
-//! | [`remote`] | servers: connections, exports of NBD servers |
 //! | [`read_queue`] | reads in flight while their thread does something else |
 //!
 //! An [`Entry`] names a stored page until it is freed; it stays valid across writeback and in a forked child.
@@ -40,8 +38,6 @@ mod lies;
 pub mod pool;
 pub mod ram;
 pub mod read_queue;
-pub mod redis;
-pub mod remote;
 pub mod space;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;

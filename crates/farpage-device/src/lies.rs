@@ -1,7 +1,7 @@
 //! Servers of both kinds that welcome everybody, and then lie: whoever wants a page hears in time that it is lost.
 
 use super::testing::{Frame, page_of};
-use super::{LoadError, SwapSpace, redis, remote};
+use super::{LoadError, SwapSpace};
 use farpage_codec::page_hash::ContentKey;
 use farpage_ipc::conf::SwapSpec;
 use std::io::{Read, Write};
@@ -160,10 +160,10 @@ fn all_lies(begin: fn(&Path) -> Box<dyn FnOnce()>, scheme: &str) {
 
 #[test]
 fn a_page_of_an_nbd_server_that_lies_is_lost_in_time() {
-    all_lies(remote::nbd::tests::begin, "nbd+unix");
+    all_lies(farpage_server::testing::nbd::begin, "nbd+unix");
 }
 
 #[test]
 fn a_page_of_a_redis_server_that_lies_is_lost_in_time() {
-    all_lies(redis::tests::begin, "redis+unix");
+    all_lies(farpage_server::testing::redis::begin, "redis+unix");
 }

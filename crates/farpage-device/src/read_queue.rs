@@ -1,8 +1,8 @@
 //! Reads in flight while their thread does something else.
 //!
 //! Owned by one thread (the pager), which submits windows of entries, puts [`ReadQueue::fds`] into its poll set and
-//! books what has arrived. Files are read by io_uring, servers over a connection each ([`Lines`]). Synchronous pages of a window are loaded in the submitting call, while the others are on
-//! their way.
+//! books what has arrived. Files are read by io_uring, servers over a connection each
+//! ([`Lines`]). Synchronous pages of a window are loaded in the submitting call, while the others are on their way.
 //!
 //! ```text
 //!   queue.submit(space, tag, entries, pages) -> Submitted::Done(..)   all in place, or nothing could be queued
@@ -136,7 +136,6 @@ impl ReadQueue {
             return Submitted::Done(Arrived { tag, loaded, error });
         }
         let mut window = self.spare.pop().unwrap_or_else(Window::boxed);
-        window.batch = Batch::new(Direction::Read).impatient();
         window.tag = tag;
         window.count = count;
         window.open = 0;
@@ -154,6 +153,7 @@ impl ReadQueue {
         }
         let at = self.windows.iter().position(Option::is_none).unwrap_or(self.windows.len());
         if !window.batch.is_away() && !self.queue(space, &mut window, at) {
+            window.batch = empty();
             self.spare.push(window);
             let (loaded, error) = space.load_in_reach(&entries[..count], &mut pages[..count]);
             return Submitted::Done(Arrived { tag, loaded, error });
@@ -322,7 +322,7 @@ impl ReadQueue {
     }
 
     /// Looks at every page of a window that has ended.
-    fn book(&mut self, space: &SwapSpace, window: Box<Window>) -> Arrived {
+    fn book(&mut self, space: &SwapSpace, mut window: Box<Window>) -> Arrived {
         let mut arrived = Arrived { tag: window.tag, loaded: 0, error: None };
         for i in 0..window.count {
             let Some(entry) = window.entries[i] else { break };
@@ -341,6 +341,8 @@ impl ReadQueue {
             }
             arrived.loaded += 1;
         }
+        // The places in it would keep their stores.
+        window.batch = empty();
         self.spare.push(window);
         arrived
     }
@@ -358,11 +360,15 @@ impl Drop for ReadQueue {
     }
 }
 
+fn empty() -> Batch {
+    Batch::new(Direction::Read).impatient()
+}
+
 impl Window {
     fn boxed() -> Box<Window> {
         Box::new(Window {
             tag: 0,
-            batch: Batch::new(Direction::Read),
+            batch: empty(),
             open: 0,
             count: 0,
             entries: [None; BATCH_MAX],

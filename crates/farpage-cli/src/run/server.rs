@@ -5,13 +5,13 @@ use crate::failure::{Failure, OrCannot, Result};
 use crate::trees::Tree;
 use farpage::{DeviceKind, SwapSpec};
 use farpage_device::DeviceError;
-use farpage_device::redis::server::{Server, ServerMemory, settle};
-use farpage_device::redis::sweep::{remove, sessions};
-use farpage_device::remote::HolderLease;
-use farpage_device::remote::nbd::Export;
 use farpage_device::space::build::resolve;
 use farpage_ipc::conf::nbd::NbdSpec;
 use farpage_ipc::conf::redis::{PasswordFrom, RedisSpec};
+use farpage_server::HolderLease;
+use farpage_server::nbd::Export;
+use farpage_server::redis::server::{self, Server, ServerMemory};
+use farpage_server::redis::sweep::{remove, sessions};
 use std::fs::File;
 use std::io::Read;
 use std::sync::atomic::Ordering::Relaxed;
@@ -94,7 +94,7 @@ pub fn resolve_for_running(specs: &mut [SwapSpec]) -> Result<()> {
 
 /// The server of a device, which will do, and the device by numbers. `password`: unless it says where its own is.
 pub fn open(spec: &RedisSpec, password: Option<&[u8]>) -> Result<(RedisSpec, Server, ServerMemory)> {
-    settle(spec, password, Server::open).map_err(failure)
+    server::resolve(spec, password, Server::open).map_err(failure)
 }
 
 /// Makes the exports of a program its own, and gives them to the caller, which gives them back. Their addresses are
@@ -109,7 +109,7 @@ pub fn take_all(specs: &mut [SwapSpec]) -> Result<Vec<Export>> {
 
 /// An export that will do: it holds nothing that is needed, and is this program's from now on.
 pub fn take(spec: &mut NbdSpec) -> Result<Export> {
-    let export = Export::of(spec).map_err(failure)?;
+    let export = Export::of(spec, None).map_err(failure)?;
     spec.id = export.id();
     // The program has its own connections, and some servers allow one only.
     export.link().close();

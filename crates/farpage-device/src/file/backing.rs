@@ -3,11 +3,11 @@
 //!
 //! Owns descriptors, and nothing else. No locks.
 
-use crate::remote::page_store::PageStore;
 use farpage_base::sys::fd::Fd;
 use farpage_base::sys::raw::syscall;
 use farpage_base::sys::raw::{nr, random_bytes};
 use farpage_codec::crypt::Salt;
+use farpage_server::PageStore;
 use farpage_swap::PAGE_SIZE;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags};

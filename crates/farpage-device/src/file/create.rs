@@ -3,8 +3,8 @@
 //! Locks: `create` while it is made.
 
 use super::*;
-use crate::remote::nbd::space::ExportSpace;
-use crate::remote::page_store::{PageStores, Seal};
+use farpage_server::Seal;
+use farpage_server::nbd::space::ExportSpace;
 
 impl FileDevice {
     /// The device of this name for pages on a server, `size` bytes of them at most.

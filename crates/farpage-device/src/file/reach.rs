@@ -52,7 +52,7 @@ impl FileDevice {
 
     /// The export that has its pages.
     #[cfg(test)]
-    pub fn export(&self) -> Option<&crate::remote::nbd::Export> {
+    pub fn export(&self) -> Option<&farpage_server::nbd::Export> {
         self.server.as_ref()?.export()
     }
 }

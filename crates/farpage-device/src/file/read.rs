@@ -4,6 +4,7 @@
 
 use super::table::{File, FileSlot};
 use super::*;
+use crate::io::Medium;
 use std::ops::Deref;
 
 /// A file that stays there as long as this lives.
@@ -117,9 +118,9 @@ impl FileDevice {
         let Some((file, _, slot)) = self.find(entry) else { return false };
         if let Some(cipher) = &self.cipher {
             let Some(backing) = file.backing.get() else { return false };
-            match backing.store().filter(|_| !mirrored) {
-                Some(store) => store.unseal(slot.count, page),
-                None => cipher.apply(backing.salt(), slot.count, page),
+            // What packs pages has decrypted them.
+            if mirrored || backing.store().is_none_or(|store| !store.packs()) {
+                cipher.apply(backing.salt(), slot.count, page);
             }
         }
         self.key.get().is_none_or(|key| check_value(slot.check) == key.hash(page))
@@ -150,15 +151,15 @@ impl FileDevice {
     }
 
     pub(super) fn place_in(&self, backing: &Backing, slot: u64, count: u64) -> Place {
-        Place {
-            fd: backing.fd.raw().unwrap_or(-1),
-            at: backing.at(slot),
-            direct: backing.is_direct(),
-            injector: self.injector.clone(),
-            remote: backing.store().map(|store| store.runs()),
-            count,
-            has_copy: backing.mirror().is_some(),
-        }
+        let on = match backing.store() {
+            Some(store) => Medium::Server(store.clone()),
+            None => Medium::File {
+                fd: backing.fd.raw().unwrap_or(-1),
+                direct: backing.is_direct(),
+                injector: self.injector.clone(),
+            },
+        };
+        Place { on, at: backing.at(slot), count, has_copy: backing.mirror().is_some() }
     }
 
     /// Counts what keeps failing.

@@ -7,7 +7,7 @@
 
 use super::table::File;
 use super::*;
-use crate::remote::page_store::{OutgoingPage, PageStore};
+use farpage_server::{OutgoingPage, PageStore};
 
 /// Slots that the server is told of at once.
 const FORGET: usize = 512;
@@ -24,11 +24,22 @@ impl FileDevice {
         out: &mut [Option<Entry>],
     ) -> Result<(), StoreError> {
         let first = own.written.fetch_add(places.len() as u64, Relaxed);
-        let leaving = (first..).zip(places).map(|(count, &(i, slot))| OutgoingPage { slot, count, page: pages[i].0 });
+        let seal = || self.seal(backing, first, pages, places);
+        let sealed = if store.packs() && backing.mirror().is_none() { None } else { seal() };
+        let (clear, secret) = (|at: usize| pages[places[at].0].0, sealed.as_ref());
+        let to_mirror = |at: usize| secret.map_or_else(|| clear(at), |sealed| &sealed[at].0);
+        let to_store = |at: usize| if store.packs() { clear(at) } else { to_mirror(at) };
+        let leaving = (0..).zip(first..).zip(places).map(|((at, count), &(_, slot))| OutgoingPage {
+            slot,
+            count,
+            page: to_store(at),
+        });
         let mut outcomes = [Transferred::Failed(Errno::IO); BATCH_MAX];
         store.store(&leaving.collect::<Vec<_>>(), &mut outcomes[..places.len()]);
-        self.mirror_sealed(backing, first, pages, places, &outcomes);
-        self.book_writes(own, pages, places, &outcomes, Some(first), out)
+        self.write_mirror(backing, places, &outcomes, &to_mirror);
+        let result = self.book_writes(own, pages, places, &outcomes, Some(first), out);
+        self.scratch.lock().extend(sealed);
+        result
     }
 
     /// What is to be done now and then about a server; whether there was something.

@@ -6,9 +6,9 @@
 
 use super::backing::Backing;
 use crate::Entry;
-use crate::remote::page_store::PageStore;
 use farpage_base::sys::cpu;
 use farpage_base::sys::mutex::Mutex;
+use farpage_server::PageStore;
 use farpage_swap::cluster::DeviceOptions;
 use farpage_swap::slots::SlotMap;
 use std::collections::HashMap;

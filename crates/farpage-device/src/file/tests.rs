@@ -2,6 +2,8 @@
 
 mod block;
 mod content;
+mod nbd;
+mod redis;
 mod threads;
 
 use super::*;

@@ -182,7 +182,7 @@ impl FileDevice {
         let mut numbers = [None; BATCH_MAX];
         for (at, (&(_, slot), number)) in places.iter().zip(&mut numbers).enumerate() {
             let (page, place) = (content(at), self.place_in(backing, slot, 0));
-            if !place.direct || aligned(page) {
+            if !place.is_direct() || aligned(page) {
                 // SAFETY: the page is borrowed until after `run`, and a write does not change it.
                 *number = unsafe { batch.push(&place, std::ptr::from_ref(page).cast_mut()) };
             }
@@ -201,7 +201,7 @@ impl FileDevice {
 
     /// Writes the second copy of pages that a server has confirmed, if the device keeps one. What cannot be written has
     /// none: what is in its place has another hash.
-    fn write_mirror<'a>(
+    pub(super) fn write_mirror<'a>(
         &self,
         backing: &Backing,
         places: &[(usize, u64)],
@@ -233,26 +233,6 @@ impl FileDevice {
         if !self.mirror_failed.swap(true, Relaxed) {
             self.warning.lock().get_or_insert(Warning::NoCopy(what, errno));
         }
-    }
-
-    /// Writes the second copies of what a server has confirmed, if the device keeps them.
-    pub(super) fn mirror_sealed(
-        &self,
-        backing: &Backing,
-        first: u64,
-        pages: &[(&Page, u128)],
-        places: &[(usize, u64)],
-        outcomes: &[Transferred],
-    ) {
-        if backing.mirror().is_none() {
-            return;
-        }
-        let sealed = self.seal(backing, first, pages, places);
-        self.write_mirror(backing, places, outcomes, &|at| match &sealed {
-            Some(sealed) => &sealed[at].0,
-            None => pages[places[at].0].0,
-        });
-        self.scratch.lock().extend(sealed);
     }
 
     /// Books a batch of which each page's outcome is known. `first`: the number of the first of them.
@@ -305,7 +285,7 @@ impl FileDevice {
 
     /// Encrypts the pages of a batch, numbered from `first` on, into memory of the device's own; `None`: this device does
     /// not encrypt.
-    fn seal(
+    pub(super) fn seal(
         &self,
         backing: &Backing,
         first: u64,

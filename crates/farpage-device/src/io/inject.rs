@@ -2,12 +2,25 @@
 //!
 //! An [`Injector`] belongs to one device and is asked before each run of a batch. With [`Faults::transient`] no place
 //! fails twice in a row, so that a retry helps and the program under test loses nothing; the other faults stay.
-//! *Silent* ones report success: who reads the page later must notice. Reached from the command line by the
+//! *Silent* ones report success: what reads the page later must notice. Reached from the command line by the
 //! undocumented option `fault=SEED` of a file device.
 
-use super::direction::Direction;
+use farpage_swap::PAGE_SIZE;
+use rustix::fd::BorrowedFd;
+use rustix::io::Errno;
 use rustix::time::Timespec;
+use std::os::fd::RawFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// Which way the bytes go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Direction {
+    /// From the device into memory.
+    Read,
+    /// From memory to the device.
+    Write,
+}
 
 /// How often what goes wrong: chances out of 65536 per run, and what lasts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -100,7 +113,7 @@ pub enum Upset {
 
 const REMEMBERED: usize = 1024;
 
-/// Decides what goes wrong. Thread-safe; the order of concurrent runs decides who gets which number.
+/// Decides what goes wrong. Thread-safe; the order of concurrent runs decides which gets which number.
 pub struct Injector {
     faults: Faults,
     /// Bytes that are never torn apart.
@@ -164,13 +177,13 @@ impl Injector {
             return Upset::Full;
         }
         let is_lost = |page: u64| (mix(f.seed ^ mix(page)) & 0xffff) < u64::from(f.lost);
-        if direction == Direction::Read && (at..at + len as u64).step_by(farpage_swap::PAGE_SIZE).any(is_lost) {
+        if direction == Direction::Read && (at..at + len as u64).step_by(PAGE_SIZE).any(is_lost) {
             self.count.fetch_add(1, Relaxed);
             return Upset::Error;
         }
         // A retry of a merged run is of its pages, so each page is remembered.
-        let pages = || (at..at + len as u64).step_by(farpage_swap::PAGE_SIZE);
-        let cell = |page: u64| &self.upset[(page / farpage_swap::PAGE_SIZE as u64) as usize % REMEMBERED];
+        let pages = || (at..at + len as u64).step_by(PAGE_SIZE);
+        let cell = |page: u64| &self.upset[(page / PAGE_SIZE as u64) as usize % REMEMBERED];
         let mut spared = false;
         if f.transient {
             pages().for_each(|page| spared |= cell(page).compare_exchange(page + 1, 0, Relaxed, Relaxed).is_ok());
@@ -186,7 +199,7 @@ impl Injector {
         };
         // Whole units, or O_DIRECT would refuse the rest.
         let part = (1 + more as usize % (len / self.unit - 1).max(1)) * self.unit;
-        let units = farpage_swap::PAGE_SIZE / self.unit;
+        let units = PAGE_SIZE / self.unit;
         let upset = if falls(f.delay) {
             let late = Timespec { tv_sec: 0, tv_nsec: (100 + more % 2900) as i64 * 1000 };
             let _ = rustix::thread::nanosleep(&late);
@@ -217,6 +230,74 @@ impl Injector {
         upset
     }
 }
+
+/// A run of a batch on a device with faults: what goes wrong with it.
+pub(super) struct FaultyRun {
+    injector: Arc<Injector>,
+    upset: Upset,
+}
+
+impl FaultyRun {
+    /// Of this device.
+    pub fn new(injector: &Arc<Injector>) -> FaultyRun {
+        FaultyRun { injector: injector.clone(), upset: Upset::None }
+    }
+
+    /// Before a request for what is left of the run (`want` bytes in all): only so many bytes of its first piece of memory
+    /// are to be transferred, or the run ends at once. `has_some`: a part was transferred before; `again`: it was tried.
+    pub fn limit(
+        &mut self,
+        (direction, at, want): (Direction, u64, usize),
+        has_some: bool,
+        again: bool,
+    ) -> Result<Option<usize>, Errno> {
+        if !has_some && !again {
+            self.upset = self.injector.upset(direction, at, want);
+        }
+        match self.upset {
+            Upset::Error => Err(Errno::IO),
+            Upset::Full => Err(Errno::NOSPC),
+            Upset::Short(bytes) | Upset::Torn(bytes) | Upset::TornSilently(bytes) if !has_some => Ok(Some(bytes)),
+            Upset::Torn(_) => Err(Errno::IO),
+            _ => Ok(None),
+        }
+    }
+
+    /// How much goes on as if it had been transferred.
+    pub fn transferred(&self, bytes: usize, has_some: bool) -> usize {
+        match self.upset {
+            Upset::TornSilently(_) if !has_some => bytes.next_multiple_of(PAGE_SIZE),
+            _ => bytes,
+        }
+    }
+
+    /// A bit error in a run that was transferred whole, which ends at `end` in memory; its last page is at `at`.
+    ///
+    /// # Safety
+    /// The last page is there, and may be written to if it was read. The descriptor is open.
+    pub unsafe fn spoil(&self, direction: Direction, end: *mut u8, fd: RawFd, at: u64) {
+        match (direction, self.upset) {
+            // SAFETY: caller's promise.
+            (Direction::Read, Upset::Flip(bit)) => unsafe { *end.sub(1) ^= 1 << (bit % 8) },
+            (Direction::Write, Upset::FlipStored(bit)) => {
+                // The page itself must stay right: it may still be given back to the program.
+                let mut wrong = Aligned([0; PAGE_SIZE]);
+                // SAFETY: caller's promise.
+                wrong.0.copy_from_slice(unsafe { std::slice::from_raw_parts(end.sub(PAGE_SIZE), PAGE_SIZE) });
+                wrong.0[bit as usize / 8 % PAGE_SIZE] ^= 1 << (bit % 8);
+                // SAFETY: caller's promise.
+                let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+                // A disk that refuses this has the right page: no fault, then.
+                let _ = rustix::io::pwrite(fd, &wrong.0, at);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// A page in memory that O_DIRECT takes.
+#[repr(align(4096))]
+struct Aligned([u8; PAGE_SIZE]);
 
 /// The finaliser of SplitMix64 (Steele, Lea, Flood 2014).
 fn mix(mut x: u64) -> u64 {

@@ -11,187 +11,41 @@
 //! A short transfer is continued, an interrupted one repeated; a run that the kernel refuses ends with the errno, the
 //! pages before the failure being complete. Repeating a failed page is the caller's business.
 //!
-//! Runs that are on servers go over their connections: at once ([`RemoteRuns::run`]), or in flight ([`Conversation`]).
+//! Runs that are on servers go over their connections: at once ([`PageStore::read`]), or in flight
+//! ([`farpage_server::in_flight`]). Nothing is written to a server by a batch.
 //!
 //! Callers: the file device, `space`, `read_queue`. Locks: a thread's ring is in a cell of its own ([`Rings`]), which
 //! no other thread waits for.
 
-pub mod direction;
 pub mod inject;
+mod request;
 pub mod ring;
 #[cfg(test)]
 mod tests;
 
 use farpage_base::mem::units::Page;
-use farpage_base::sys::raw::{nr, syscall};
 use farpage_base::sys::table::Table;
+use farpage_server::link::Patience;
+use farpage_server::{PageStore, RemoteRequest};
 use farpage_swap::PAGE_SIZE;
-use inject::{Injector, Upset};
+use inject::FaultyRun;
 use libc::iovec;
-use rustix::fd::BorrowedFd;
+use request::Request;
 use rustix::io::Errno;
-use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
-pub use direction::Direction;
+pub use farpage_server::{BATCH_MAX, Transferred};
+pub use request::{Direction, Medium, Place};
 pub use ring::{IoRing, Rings};
 
-/// Most pages in a batch.
-pub const BATCH_MAX: usize = 64;
 /// A transfer that is refused with "try again" this many times has failed.
 const TRIES_MAX: u16 = 1000;
 
-/// Where a page is on a queued device.
-#[derive(Clone)]
-pub struct Place {
-    /// Descriptor in the engine's table; stays open while the page's entry is in use.
-    pub fd: RawFd,
-    /// Byte in the file.
-    pub at: u64,
-    /// The file wants aligned memory (O_DIRECT).
-    pub direct: bool,
-    /// Faults to inject, in tests.
-    pub injector: Option<Arc<Injector>>,
-    /// The page is on a server, and there is no descriptor.
-    pub remote: Option<Arc<dyn RemoteRuns>>,
-    /// Its number among all that were ever written there, for a server that needs it.
-    pub count: u64,
-    /// There is another copy: a server that is out of reach is not waited for.
-    pub has_copy: bool,
-}
-
-impl Place {
-    /// Of a page on a server.
-    pub fn on_server(remote: Arc<dyn RemoteRuns>, at: u64, count: u64) -> Place {
-        Place { fd: -1, at, direct: false, injector: None, remote: Some(remote), count, has_copy: false }
-    }
-}
-
-/// A server with pages.
-pub trait RemoteRuns: Send + Sync {
-    /// Transfers the runs of the batch that are its own (`mine`) and have not ended; ends them.
-    fn run(&self, batch: &mut Batch, mine: &[bool]);
-
-    /// Whether adjacent pages are one run.
-    fn merges(&self) -> bool {
-        true
-    }
-
-    /// The same number for all that are on one server.
-    fn server(&self) -> usize;
-
-    /// Opens a connection for runs in flight; `None`: there is none now.
-    fn connect(&self) -> Option<Box<dyn Conversation>>;
-
-    /// Appends what such a connection is sent to have runs of this value's read.
-    fn ask(&self, asked: &[RemoteRead], bytes: &mut Vec<u8>);
-
-    /// Makes a page of what the server keeps for it, where that is not the page itself. `false`: it is something else.
-    fn decode(&self, _count: u64, _value: &mut [u8], _into: &mut Page) -> bool {
-        false
-    }
-}
-
-/// A run that a server was asked for.
-pub struct RemoteRead {
-    /// Whose run it is.
-    pub remote: Arc<dyn RemoteRuns>,
-    /// Its number among all of its connection.
-    pub number: u64,
-    /// See [`Place::at`].
-    pub at: u64,
-    /// See [`Place::count`].
-    pub count: u64,
-    /// Its memory, `parts` of them; the window's until the run has ended.
-    pub memory: *const iovec,
-    /// See `memory`.
-    pub parts: usize,
-    /// How many pages that is.
-    pub pages: usize,
-    /// Whose run it is: its window, and the run's number in the batch.
-    pub window: u32,
-    /// See `window`.
-    pub run: usize,
-    /// Since when it is waited for, milliseconds.
-    pub since_ms: i64,
-}
-
-// SAFETY: the pointer is to memory lent for as long as the run is in flight (contract of `Batch::push`), not to
-// anything of a thread.
-unsafe impl Send for RemoteRead {}
-
-impl RemoteRead {
-    /// From where to where it goes, in what [`Place::at`] counts in.
-    pub fn range(&self) -> (u64, u64) {
-        // Runs of more than a page are counted in bytes.
-        let len = if self.remote.merges() { self.pages as u64 * PAGE_SIZE as u64 } else { 1 };
-        (self.at, self.at + len)
-    }
-}
-
-/// What has come in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Received {
-    /// Nothing that ends a run.
-    Nothing,
-    /// The run at this place of those that were asked for has ended.
-    Ended(usize, Transferred),
-    /// The connection is of no more use; its link knows.
-    Broken,
-}
-
-/// A connection on which runs are in flight.
-pub trait Conversation: Send {
-    /// Readable when something has come in.
-    fn fd(&self) -> BorrowedFd<'_>;
-
-    /// Sends what asks for these runs; `false`: the connection is of no more use, and its link knows.
-    fn send(&mut self, bytes: &[u8], asked: &[RemoteRead]) -> bool;
-
-    /// Takes in what has come for `asked`, the oldest first; does not wait.
-    fn receive(&mut self, asked: &VecDeque<RemoteRead>) -> Received;
-
-    /// Whether it can still be used, if nothing has come for a run, the oldest. If not, its link knows.
-    fn is_good(&mut self, oldest: &RemoteRead) -> bool;
-
-    /// Whether it can still be used, if nothing is in flight.
-    fn is_ready(&mut self) -> bool;
-}
-
-/// A run as a server is asked for it.
-pub struct RemoteRequest<'a> {
-    /// Which way it goes.
-    pub direction: Direction,
-    /// See [`Place::at`].
-    pub at: u64,
-    /// See [`Place::count`].
-    pub count: u64,
-    /// Its memory; the batch's until the run has ended.
-    pub memory: &'a [iovec],
-    /// How many pages that is.
-    pub pages: usize,
-}
-
-/// What became of one page of a batch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Transferred {
-    /// Transferred whole.
-    Done,
-    /// The file ends before the page does.
-    EndOfFile,
-    /// A server does not have it any more.
-    Gone,
-    /// What the kernel said.
-    Failed(Errno),
-    /// The server is out of reach. What was to be written may yet be, at any later time.
-    OutOfReach,
-}
-
-/// Adjacent pages of one file: one request to the kernel, or several if transfers are short.
+/// Adjacent pages of one file: one request to the kernel, or several if transfers are short. Or of one server.
 struct Run {
-    fd: RawFd,
-    at: u64,
+    /// Of its first page.
+    place: Option<Place>,
     /// `vectors[first..last]` of the batch are its memory; what is done is cut off at the front.
     first: u16,
     last: u16,
@@ -200,31 +54,33 @@ struct Run {
     want: usize,
     done: usize,
     end: Option<Transferred>,
-    injector: Option<Arc<Injector>>,
-    upset: Upset,
-    remote: Option<Arc<dyn RemoteRuns>>,
-    /// See [`Place::count`]; of its first page.
-    count: u64,
+    /// What goes wrong on purpose.
+    faults: Option<FaultyRun>,
     /// A server was asked for it, and has not answered yet.
     begun: bool,
 }
 
 impl Run {
-    const NONE: Run = Run {
-        fd: -1,
-        at: 0,
-        first: 0,
-        last: 0,
-        tries: 0,
-        want: 0,
-        done: 0,
-        end: None,
-        injector: None,
-        upset: Upset::None,
-        remote: None,
-        count: 0,
-        begun: false,
-    };
+    const NONE: Run =
+        Run { place: None, first: 0, last: 0, tries: 0, want: 0, done: 0, end: None, faults: None, begun: false };
+
+    fn fd(&self) -> RawFd {
+        match self.place {
+            Some(Place { on: Medium::File { fd, .. }, .. }) => fd,
+            _ => -1,
+        }
+    }
+
+    fn at(&self) -> u64 {
+        self.place.as_ref().map_or(0, |place| place.at)
+    }
+
+    fn store(&self) -> Option<&Arc<dyn PageStore>> {
+        match &self.place {
+            Some(Place { on: Medium::Server(store), .. }) => Some(store),
+            _ => None,
+        }
+    }
 }
 
 const NO_MEMORY: iovec = iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
@@ -243,23 +99,6 @@ pub struct Batch {
     open: usize,
     /// Waits for servers that are out of reach.
     patient: bool,
-}
-
-/// A page in memory that O_DIRECT takes.
-#[repr(align(4096))]
-struct Aligned(Page);
-
-/// One request to the kernel.
-#[derive(Clone, Copy)]
-pub(super) struct Request {
-    pub fd: RawFd,
-    pub at: u64,
-    pub direction: Direction,
-    /// Points into the batch: unchanged until the kernel has taken the request.
-    pub vectors: *const iovec,
-    pub count: usize,
-    /// The whole of a single vector, or less (injected short transfers).
-    pub single: Option<(*mut u8, usize)>,
 }
 
 impl Batch {
@@ -283,11 +122,6 @@ impl Batch {
         Batch { patient: false, ..self }
     }
 
-    /// Whether it waits for servers.
-    pub fn is_patient(&self) -> bool {
-        self.patient
-    }
-
     /// Pages pushed.
     pub fn len(&self) -> usize {
         self.page_count
@@ -308,7 +142,7 @@ impl Batch {
     ///
     /// # Safety
     /// From now until the batch has been run (or is dropped without having been submitted), `page` is valid memory of
-    /// one page; for a read nobody else looks at it, for a write nobody changes it. With `place.direct` it is aligned
+    /// one page; for a read nothing else looks at it, for a write nothing changes it. With [`Place::is_direct`] it is aligned
     /// to a page.
     pub unsafe fn push(&mut self, place: &Place, page: *mut Page) -> Option<usize> {
         if self.page_count == BATCH_MAX {
@@ -318,20 +152,17 @@ impl Batch {
         self.patient &= !place.has_copy;
         let adjacent = self.run_count.checked_sub(1).filter(|&last| {
             let run = &self.runs[last];
-            let same = match (&run.remote, &place.remote) {
-                (Some(one), Some(other)) => one.merges() && std::ptr::addr_eq(Arc::as_ptr(one), Arc::as_ptr(other)),
-                (None, None) => run.fd == place.fd,
-                _ => false,
-            };
-            same && run.at + run.want as u64 == place.at
+            run.at() + run.want as u64 == place.at && run.place.as_ref().is_some_and(|run| run.on.joins(&place.on))
         });
         let at = adjacent.unwrap_or(self.run_count);
         let run = &mut self.runs[at];
         if adjacent.is_none() {
             let first = self.vector_count as u16;
-            let (injector, remote) = (place.injector.clone(), place.remote.clone());
-            let (fd, at, count) = (place.fd, place.at, place.count);
-            *run = Run { fd, at, first, last: first, injector, remote, count, ..Run::NONE };
+            let faults = match &place.on {
+                Medium::File { injector: Some(injector), .. } => Some(FaultyRun::new(injector)),
+                _ => None,
+            };
+            *run = Run { place: Some(place.clone()), first, last: first, faults, ..Run::NONE };
             self.run_count += 1;
             self.open += 1;
         }
@@ -366,38 +197,29 @@ impl Batch {
 
     /// The request for what is left of run `i`; `None`: it has ended (perhaps only now, by an injected fault).
     pub(super) fn request(&mut self, i: usize) -> Option<Request> {
-        let direction = self.direction;
         let run = &mut self.runs[i];
         if run.end.is_some() {
             return None;
         }
-        if let Some(injector) = run.injector.as_ref().filter(|_| run.done == 0 && run.tries == 0) {
-            run.upset = injector.upset(direction, run.at, run.want);
-        }
-        let limit = match run.upset {
-            Upset::Error => {
-                self.end(i, Transferred::Failed(Errno::IO));
-                return None;
-            }
-            Upset::Full => {
-                self.end(i, Transferred::Failed(Errno::NOSPC));
-                return None;
-            }
-            Upset::Short(bytes) | Upset::Torn(bytes) | Upset::TornSilently(bytes) if run.done == 0 => Some(bytes),
-            Upset::Torn(_) => {
-                self.end(i, Transferred::Failed(Errno::IO));
-                return None;
-            }
-            _ => None,
-        };
         let vectors = &self.vectors[usize::from(run.first)..usize::from(run.last)];
-        let single = match (vectors, limit) {
-            ([one], None) => Some((one.iov_base.cast(), one.iov_len)),
-            ([one, ..], Some(bytes)) => Some((one.iov_base.cast(), bytes.min(one.iov_len))),
+        let mut single = match vectors {
+            [one] => Some((one.iov_base.cast(), one.iov_len)),
             _ => None,
         };
-        let (vectors, count) = (vectors.as_ptr(), vectors.len());
-        Some(Request { fd: run.fd, at: run.at + run.done as u64, direction, vectors, count, single })
+        let (fd, at, direction) = (run.fd(), run.at() + run.done as u64, self.direction);
+        if let Some(faults) = &mut run.faults {
+            match faults.limit((direction, at, run.want), run.done > 0, run.tries > 0) {
+                Ok(None) => {}
+                Ok(Some(bytes)) => {
+                    single = vectors.first().map(|one| (one.iov_base.cast(), bytes.min(one.iov_len)));
+                }
+                Err(errno) => {
+                    self.end(i, Transferred::Failed(errno));
+                    return None;
+                }
+            }
+        }
+        Some(Request { fd, at, direction, vectors: vectors.as_ptr(), count: vectors.len(), single })
     }
 
     /// Books what the kernel said to a request of run `i`. `true`: the run has not ended, submit the rest.
@@ -409,9 +231,7 @@ impl Batch {
             Ok(0) if direction == Direction::Read => self.end(i, Transferred::EndOfFile),
             Ok(0) => self.end(i, Transferred::Failed(Errno::IO)),
             Ok(n) => {
-                // The page goes on as if its rest had been stored.
-                let torn = matches!(run.upset, Upset::TornSilently(_)) && run.done == 0;
-                let n = if torn { n.next_multiple_of(PAGE_SIZE) } else { n };
+                let n = run.faults.as_ref().map_or(n, |faults| faults.transferred(n, run.done > 0));
                 run.done += n;
                 run.tries = 1;
                 let mut left = n;
@@ -428,7 +248,7 @@ impl Batch {
                     }
                 }
                 if run.done >= run.want {
-                    self.flip(i);
+                    self.spoil(i);
                     self.end(i, Transferred::Done);
                 }
             }
@@ -443,87 +263,89 @@ impl Batch {
         self.open -= 1;
     }
 
-    /// An injected bit error in what was read, or stored.
-    fn flip(&mut self, i: usize) {
+    /// Injected bit errors in what was read, or stored.
+    fn spoil(&mut self, i: usize) {
         let run = &self.runs[i];
-        let Some(last) = run.last.checked_sub(1) else { return };
+        let (Some(faults), Some(last)) = (&run.faults, run.last.checked_sub(1)) else { return };
         let end = self.vectors[usize::from(last)].iov_base.cast::<u8>();
-        match (self.direction, run.upset) {
-            // SAFETY: the vector's end is the end of the run's last page, of which the last byte was just read; the
-            // memory is the batch's until it has ended (contract of `push`).
-            (Direction::Read, Upset::Flip(bit)) => unsafe { *end.sub(1) ^= 1 << (bit % 8) },
-            (Direction::Write, Upset::FlipStored(bit)) => {
-                // The page itself must stay right: it may still be given back to the program.
-                let mut wrong = Aligned([0; PAGE_SIZE]);
-                // SAFETY: as above; the run's last page ends at `end`.
-                wrong.0.copy_from_slice(unsafe { std::slice::from_raw_parts(end.sub(PAGE_SIZE), PAGE_SIZE) });
-                wrong.0[bit as usize / 8 % PAGE_SIZE] ^= 1 << (bit % 8);
-                let at = run.at + (run.want - PAGE_SIZE) as u64;
-                // SAFETY: the descriptor is open while the pages' entries are in use (see `Place::fd`).
-                let fd = unsafe { BorrowedFd::borrow_raw(run.fd) };
-                // A disk that refuses this has the right page: no fault, then.
-                let _ = rustix::io::pwrite(fd, &wrong.0, at);
-            }
-            _ => {}
-        }
+        // SAFETY: the vector's end is the end of the run's last page, of which all was transferred; the memory is the
+        // batch's until it has ended (contract of `push`). The descriptor is open until then (see `Medium`).
+        unsafe { faults.spoil(self.direction, end, run.fd(), run.at() + (run.want - PAGE_SIZE) as u64) };
     }
 
     /// Whether a run is for a server.
     pub(super) fn is_remote(&self, i: usize) -> bool {
-        self.runs[i].remote.is_some()
+        self.runs[i].store().is_some()
     }
 
     /// Whether all pages are on servers.
     pub(crate) fn is_away(&self) -> bool {
-        self.runs[..self.run_count].iter().all(|run| run.remote.is_some())
+        (0..self.run_count).all(|i| self.is_remote(i))
     }
 
     /// Whether all pages are in files.
     pub(crate) fn is_local(&self) -> bool {
-        self.runs[..self.run_count].iter().all(|run| run.remote.is_none())
+        !(0..self.run_count).any(|i| self.is_remote(i))
     }
 
-    /// What is to be asked of a server for a run; `None`: it has ended.
-    pub(crate) fn remote_request(&mut self, i: usize) -> Option<RemoteRequest<'_>> {
-        // Of injected faults those that end a run at once are of use here; a part of a run is not asked for.
-        let request = self.request(i)?;
+    /// The store of run `i`, if it is on a server, has not ended and was not begun.
+    pub(crate) fn store_to_ask(&self, i: usize) -> Option<Arc<dyn PageStore>> {
         let run = &self.runs[i];
-        let memory = &self.vectors[usize::from(run.first)..usize::from(run.last)];
-        let pages = (run.want - run.done) / PAGE_SIZE;
-        Some(RemoteRequest { direction: request.direction, at: request.at, count: run.count, memory, pages })
+        run.store().filter(|_| run.end.is_none() && !run.begun).cloned()
     }
 
-    /// Whose run it is, if it is on a server, has not ended and was not begun.
-    pub(crate) fn remote_to_begin(&self, i: usize) -> Option<Arc<dyn RemoteRuns>> {
-        let run = &self.runs[i];
-        run.remote.clone().filter(|_| run.end.is_none() && !run.begun)
-    }
-
-    /// The run is in flight from now on, until it has ended.
-    pub(crate) fn begun(&mut self, i: usize) {
-        self.runs[i].begun = true;
+    /// What a server is to be asked for to have the runs of the store of run `first`, and their numbers: begun from now
+    /// on. How many there are.
+    pub(crate) fn begin_remotely(&mut self, first: usize, out: &mut [(RemoteRequest, usize); BATCH_MAX]) -> usize {
+        let mut count = 0;
+        for i in first..self.run_count {
+            let same = match (&self.runs[first].place, &self.runs[i].place) {
+                (Some(first), Some(other)) => first.on.is(&other.on),
+                _ => false,
+            };
+            if !same || self.store_to_ask(i).is_none() {
+                continue;
+            }
+            let run = &mut self.runs[i];
+            let (Some(place), Some(store)) = (&run.place, run.store()) else { continue };
+            let memory = &self.vectors[usize::from(run.first)..usize::from(run.last)];
+            let len = if store.packs() { (run.want / PAGE_SIZE) as u64 } else { run.want as u64 };
+            out[count] = (RemoteRequest::new(place.at, place.count, memory, len), i);
+            run.begun = true;
+            count += 1;
+        }
+        count
     }
 
     /// Books what became of a run on a server.
     pub(crate) fn remote_ended(&mut self, i: usize, end: Transferred) {
-        let run = &self.runs[i];
+        let run = &mut self.runs[i];
+        run.begun = false;
         match end {
             _ if run.end.is_some() => {}
-            Transferred::Done => _ = self.completed(i, Ok(run.want - run.done)),
+            Transferred::Done => {
+                let rest = run.want - run.done;
+                self.completed(i, Ok(rest));
+            }
             end => self.end(i, end),
         }
     }
 
-    /// Runs what has not ended nor begun and is on servers, one after the other.
+    /// Reads what has not ended nor begun and is on servers, one after the other.
     pub(crate) fn run_remotely(&mut self) {
+        let patience = if self.patient { Patience::Wait } else { Patience::Now };
         for first in 0..self.run_count {
-            let Some(remote) = self.remote_to_begin(first) else { continue };
-            let mut mine = [false; BATCH_MAX];
-            for (mine, run) in mine.iter_mut().zip(&self.runs[..self.run_count]) {
-                let same = |other: &Arc<dyn RemoteRuns>| std::ptr::addr_eq(Arc::as_ptr(other), Arc::as_ptr(&remote));
-                *mine = run.end.is_none() && !run.begun && run.remote.as_ref().is_some_and(same);
+            let Some(store) = self.store_to_ask(first) else { continue };
+            let mut asked = [(RemoteRequest::NONE, 0); BATCH_MAX];
+            let count = self.begin_remotely(first, &mut asked);
+            let (requests, mut ends) = (asked.map(|asked| asked.0), [Transferred::Failed(Errno::INVAL); BATCH_MAX]);
+            // Pages are stored by their store.
+            if self.direction == Direction::Read {
+                store.read(patience, &requests[..count], &mut ends[..count]);
             }
-            remote.run(self, &mine);
+            for ((_, i), end) in asked[..count].iter().zip(ends) {
+                self.remote_ended(*i, end);
+            }
         }
     }
 
@@ -534,28 +356,6 @@ impl Batch {
             while let Some(request) = self.request(i) {
                 let result = request.run(table.map(Arc::as_ref));
                 self.completed(i, result);
-            }
-        }
-    }
-}
-
-impl Request {
-    /// One `preadv` or `pwritev`, in the table that has the descriptor.
-    fn run(&self, table: Option<&Table>) -> Result<usize, Errno> {
-        if self.fd < 0 {
-            return Err(Errno::BADF);
-        }
-        let one = self.single.map(|(base, len)| iovec { iov_base: base.cast(), iov_len: len });
-        let (vectors, count) = one.as_ref().map_or((self.vectors, self.count), |one| (std::ptr::from_ref(one), 1));
-        let nr = if self.direction == Direction::Read { nr::PREADV } else { nr::PWRITEV };
-        let args = [self.fd as usize, vectors as usize, count, self.at as usize, 0, 0];
-        // SAFETY: the descriptor is open while the pages' entries are in use (see `Place::fd`). The memory is the
-        // batch's alone until it has ended (contract of `Batch::push`); `vectors` points to `count` of them, in the
-        // batch or here.
-        unsafe {
-            match table {
-                Some(table) => table.transfer(nr, args),
-                None => syscall(nr, args),
             }
         }
     }

@@ -363,10 +363,10 @@ impl Rings {
         for run in &batch.runs[..batch.run_count] {
             // Held while it moves: there is one head.
             let mut head = self.head.lock();
-            if *head != (run.fd, run.at) {
+            if *head != (run.fd(), run.at()) {
                 std::thread::sleep(pause);
             }
-            *head = (run.fd, run.at + run.want as u64);
+            *head = (run.fd(), run.at() + run.want as u64);
         }
     }
 

@@ -1,6 +1,6 @@
 //! Batches against a plain file: merging, order, short transfers, errors, with and without io_uring.
 
-use super::inject::Faults;
+use super::inject::{Faults, Injector, Upset};
 use super::*;
 use crate::testing::{Frame, page_of};
 use farpage_swap::sim::Random;
@@ -19,15 +19,7 @@ fn disk() -> tempfile::TempDir {
 }
 
 fn place(fd: &OwnedFd, page: u64, injector: Option<&Arc<Injector>>) -> Place {
-    Place {
-        fd: fd.as_raw_fd(),
-        at: page * PAGE_SIZE as u64,
-        direct: true,
-        injector: injector.cloned(),
-        remote: None,
-        count: 0,
-        has_copy: false,
-    }
+    Place::in_file(fd.as_raw_fd(), page * PAGE_SIZE as u64, true, injector.cloned())
 }
 
 fn rings(uring: bool) -> Rings {
@@ -206,7 +198,7 @@ fn io_the_end_of_the_file_and_errors_are_told_page_by_page() {
         assert_eq!(outcomes, [Transferred::Done, Transferred::Done, Transferred::EndOfFile, Transferred::EndOfFile]);
         // One run on a descriptor that is not there, one that is.
         let mut batch = Batch::new(Direction::Read);
-        let gone = Place { fd: -1, ..place(&fd, 1, None) };
+        let gone = Place::in_file(-1, PAGE_SIZE as u64, true, None);
         // SAFETY: as above.
         unsafe {
             batch.push(&gone, &mut frames[0].0);

@@ -2,11 +2,11 @@
 
 use super::*;
 use crate::file::file_name;
-use crate::redis::pages::RedisStores;
-use crate::redis::server::{self, Server};
 use farpage_base::mem::arena::Part;
 use farpage_base::sys::message::message_fmt;
 use farpage_ipc::conf::{Conf, DeviceKind, InjectedFault, size};
+use farpage_server::redis::pages::RedisStores;
+use farpage_server::redis::server::{self, Server};
 use farpage_swap::pool_share::PoolShare;
 
 /// Bytes that the devices inside of a budget may take together: the rest is for pages in use.
@@ -50,7 +50,7 @@ pub fn resolve(spec: &mut SwapSpec, password: Option<&[u8]>) -> Result<(), Devic
                 remedy: String::from("look whether the name is right, and the server runs"),
             })?;
         }
-        DeviceKind::Redis(redis) => *redis = server::settle(redis, password, Server::open)?.0,
+        DeviceKind::Redis(redis) => *redis = server::resolve(redis, password, Server::open)?.0,
         DeviceKind::Zram { .. } | DeviceKind::Ram | DeviceKind::File { .. } => {}
     }
     Ok(())

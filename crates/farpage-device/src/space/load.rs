@@ -171,7 +171,7 @@ impl SwapSpace {
     pub(crate) unsafe fn push(&self, batch: &mut Batch, at: Option<Located>, page: *mut Page) -> Option<usize> {
         let real = at?.real;
         let place = self.device(real).ok()?.place(real)?;
-        if place.direct && !page.addr().is_multiple_of(PAGE_SIZE) {
+        if place.is_direct() && !page.addr().is_multiple_of(PAGE_SIZE) {
             return None;
         }
         // SAFETY: caller's promise.

@@ -21,7 +21,7 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-pub use error::ConfError;
+pub use error::{ConfError, DeviceError};
 pub use swap_spec::{Alg, DeviceKind, InjectedFault, SwapSpec};
 
 /// Name of the environment variable that carries a [`Conf`].

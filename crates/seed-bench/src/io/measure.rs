@@ -303,8 +303,7 @@ fn raw(path: &Path, n: usize) -> Result<Vec<Row>> {
         let mut batch = Batch::new(Direction::Read);
         for (slot, page) in slots.into_iter().zip(target.iter_mut()) {
             let at = ((slot + 1) * PAGE_SIZE) as u64;
-            let place =
-                Place { fd: fd.as_raw_fd(), at, direct: true, injector: None, remote: None, count: 0, has_copy: false };
+            let place = Place::in_file(fd.as_raw_fd(), at, true, None);
             // SAFETY: the pages are borrowed by this function until after the run.
             unsafe { batch.push(&place, page) };
         }

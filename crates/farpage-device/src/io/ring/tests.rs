@@ -23,8 +23,7 @@ fn put(file: &OwnedFd, number: RawFd) {
 fn io_a_ring_that_refuses_for_a_while_is_waited_for() {
     let Ok(mut ring) = IoRing::new(4) else { return println!("skipped: no io_uring") };
     let (reader, writer) = rustix::pipe::pipe().unwrap();
-    let place =
-        Place { fd: reader.as_raw_fd(), at: 0, direct: false, injector: None, remote: None, count: 0, has_copy: false };
+    let place = Place::in_file(reader.as_raw_fd(), 0, false, None);
     let mut page = Frame::boxed();
     let mut batch = Batch::new(Direction::Read);
     // SAFETY: page and batch live until the request has completed, below.

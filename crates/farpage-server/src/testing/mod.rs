@@ -1,0 +1,4 @@
+//! Servers for tests.
+
+pub mod nbd;
+pub mod redis;
