@@ -193,7 +193,7 @@ impl<L: Links> DoubleEndedIterator for Iter<'_, L> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use proptest::prelude::*;

@@ -409,5 +409,5 @@ impl Streams {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests;
