@@ -11,6 +11,11 @@ TESTS := target/tests
 STRESS_SOURCES := $(addprefix tests/stress/,stress.c model.c ops_mem.c ops_sys.c ops_fork.c)
 FARPAGE := target/release/farpage
 
+# The profile of what is built and installed; tests build with the profile checked (Cargo.toml). It goes to what they run.
+PROFILE ?= release
+test test-one unit stress situations programs: PROFILE = checked
+export PROFILE
+
 # For make soak: SEED=N repeats one seed; SECONDS is the time of each of its runs.
 SECONDS ?= 60
 SEED ?= 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16
@@ -18,8 +23,8 @@ SOAK_MB ?= 512
 SOAK_RAM ?= 128M
 
 .PHONY: all help check test-one fuzz coverage hooks run setup setup-tests build build-checked install uninstall deb \
-	wheel test-install test-packages test-python test-programs test-loom test lint unit models loom tsan miri breakages \
-	stress situations programs programs-all soak bench bench-suite pictures book clean
+	wheel test-all test-install test-packages test-python test-programs test-loom test lint unit models loom tsan miri \
+	breakages stress situations programs programs-all soak bench bench-suite pictures book clean
 .NOTPARALLEL:
 
 all: build
@@ -64,6 +69,15 @@ run: setup build
 test: setup-tests
 	tests/run.py
 
+## make test-all: that, and what is longer, some of it with the build that is released (an hour)
+# The second run proves of a release (link-time optimisation, panics that abort, no assertions) what the first one proves of
+# the checked build: what is packaged, situations, stress, real programs. Besides: cargo install, the Python package with
+# large packages and in other Pythons, models with more preemptions, programs that are slow.
+test-all: test
+	$(MAKE) --no-print-directory build
+	PROFILE=release tests/run.py packages stress situations programs
+	$(MAKE) --no-print-directory PROFILE=release loom programs-all
+
 setup:
 	@scripts/setup.sh
 
@@ -73,9 +87,13 @@ setup-tests: setup
 # The command and the library it preloads lie side by side in target/release. So the command need not carry the library,
 # as it does for cargo install. The benches of parts are a command of their own: cargo run --release -p seed-bench
 build:
-	cargo build --release --quiet --no-default-features --features farpage-cli/top \
-		$(addprefix -p ,farpage-cli farpage-preload farpage-c)
+	cargo build --profile $(PROFILE) --quiet $(PARTS_$(PROFILE))
 
+PARTS_release := --no-default-features --features farpage-cli/top $(addprefix -p ,farpage-cli farpage-preload farpage-c)
+# Tests and what they run, in one go: libraries of other dependencies' features would be built anew.
+PARTS_checked := --workspace --lib --bins --tests
+
+BUILT := target/$(PROFILE)
 # Where make install puts things; DESTDIR and the other places for packagers.
 PREFIX ?= /usr/local
 DESTDIR ?=
@@ -103,14 +121,14 @@ DOCUMENT_PAGES := $(filter-out docs/SUMMARY.md,$(wildcard docs/*.md docs/*/*.md 
 install: build
 	$(INSTALL) -d $(addprefix $(DESTDIR),$(PREFIX)/bin $(OWNDIR) $(LIBDIR)/pkgconfig $(PREFIX)/include $(MANDIR)/man1 \
 		$(BASHDIR) $(ZSHDIR) $(FISHDIR) $(DOCDIR))
-	$(INSTALL) $(STRIPPED) -m 755 target/release/farpage $(DESTDIR)$(PREFIX)/bin
-	$(INSTALL) $(STRIPPED) -m 755 target/release/libfarpage_preload.so $(DESTDIR)$(OWNDIR)
+	$(INSTALL) $(STRIPPED) -m 755 $(BUILT)/farpage $(DESTDIR)$(PREFIX)/bin
+	$(INSTALL) $(STRIPPED) -m 755 $(BUILT)/libfarpage_preload.so $(DESTDIR)$(OWNDIR)
 	# Where it was before: there it would be found first.
 	rm -f $(DESTDIR)$(PREFIX)/bin/libfarpage_preload.so
 	$(INSTALL) -m 644 crates/farpage-c/include/farpage.h $(DESTDIR)$(PREFIX)/include
-	$(INSTALL) -m 644 target/release/libfarpage.a $(DESTDIR)$(LIBDIR)
+	$(INSTALL) -m 644 $(BUILT)/libfarpage.a $(DESTDIR)$(LIBDIR)
 	$(if $(STRIP),$(STRIP) --strip-debug $(DESTDIR)$(LIBDIR)/libfarpage.a)
-	$(INSTALL) $(STRIPPED) -m 755 target/release/libfarpage.so $(DESTDIR)$(LIBDIR)/libfarpage.so.$(VERSION)
+	$(INSTALL) $(STRIPPED) -m 755 $(BUILT)/libfarpage.so $(DESTDIR)$(LIBDIR)/libfarpage.so.$(VERSION)
 	ln -sf libfarpage.so.$(VERSION) $(DESTDIR)$(LIBDIR)/libfarpage.so.0
 	ln -sf libfarpage.so.0 $(DESTDIR)$(LIBDIR)/libfarpage.so
 	sed 's|@PREFIX@|$(PREFIX)|; s|@LIBDIR@|$(patsubst $(PREFIX)/%,$${prefix}/%,$(LIBDIR))|; s|@VERSION@|$(VERSION)|' \
@@ -156,7 +174,7 @@ wheel: build
 		--wheel-dir $(WHEEL) ./python
 	@ls $(WHEEL)/*.whl
 
-# The package in fresh environments of the Pythons that there are, as an unprivileged user.
+# The package in a fresh environment, as an unprivileged user; of a release, in those of other Pythons, too.
 test-python: wheel
 	scripts/test_wheel.py $(WHEEL)/*.whl
 
@@ -181,9 +199,6 @@ lint:
 	cargo clippy --workspace --all-targets --profile checked --quiet -- -D warnings
 	cargo clippy --package farpage-cli --no-default-features --profile checked --quiet -- -D warnings
 	scripts/links.py
-
-# Tests and what they run, in one go: libraries of other dependencies' features would be built anew.
-EVERYTHING := --workspace --lib --bins --tests
 
 # The slot allocator and the swap table under loom: every interleaving of two threads with at most so many preemptions.
 LOOM_PREEMPTIONS ?= 2
@@ -229,9 +244,8 @@ $(TESTS)/stress: $(STRESS_SOURCES) tests/stress/stress.h
 	@mkdir -p $(TESTS)
 	$(CC) $(CFLAGS) $(WARNINGS) -pthread -o $@ $(STRESS_SOURCES)
 
-# With the engine's assertions, but for what is read in advance, which hangs on how fast the writer is.
 build-checked:
-	cargo build --profile checked --quiet $(EVERYTHING)
+	cargo build --profile checked --quiet $(PARTS_checked)
 
 # Jobs of tests, side by side: tests/run.py says how. unit needs the programs of the tests, the others the command, too.
 ## make unit, models, stress, situations, programs [ONLY=part-of-a-name]: these of make test
@@ -250,7 +264,7 @@ programs-all: build test-programs
 ## make soak [SECONDS=60] [SEED="1 2 3"]: the stress program for a long time, many seeds, several thread counts
 soak: build test-programs
 	tests/stress/attach.py $(FARPAGE) $(TESTS)/stress 1 50
-	ATTACHES=200 ROUNDS=20 tests/run.py situations/again_and_again situations/signals_meanwhile
+	PROFILE=release ATTACHES=200 ROUNDS=20 tests/run.py situations/again_and_again situations/signals_meanwhile
 	@for seed in $(SEED); do \
 		for threads in 2 4 16; do \
 			echo "seed $$seed, $$threads threads"; \

@@ -4,6 +4,7 @@
     tests/run.py                        # everything
     tests/run.py stress situations      # groups; stress/tree or situations/forks: what of a group has that in its name
     tests/run.py --list                 # the names of all jobs
+    PROFILE=release tests/run.py situations     # with a release, and not with the checked build
 
 Where it may (root), a job that runs programs under farpage has a pid namespace of its own: it sees no processes but its
 own, and what it leaves behind ends with it."""
@@ -23,6 +24,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
+# The build that is tested: checked, or release. What the jobs run reads it, too.
+PROFILE = os.environ.setdefault("PROFILE", "checked")
+BUILT = f"build/{PROFILE}"
 SITUATIONS = ROOT / "tests" / "situations"
 NAMESPACE = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
 # Real programs, each compared with its plain run: those that pass within CI's time.
@@ -55,8 +59,9 @@ class Job:
 
 def build_jobs():
     """What the others run. Two that build into one folder of cargo's wait for each other."""
-    for name, target, after in (("build/checked", "build-checked", ()), ("build/lint", "lint", ("build/checked",)),
-                                ("build/release", "build", ()), ("build/programs", "test-programs", ())):
+    jobs = {"build/checked": ("build-checked", ()), "build/lint": ("lint", ("build/checked",)), BUILT: ("build", ()),
+            "build/programs": ("test-programs", ())}
+    for name, (target, after) in jobs.items():
         yield Job(name, ["make", "--no-print-directory", target], after, seconds=1000)
 
 
@@ -87,15 +92,15 @@ def package_jobs():
     place = ROOT / "tests" / "packages"
     for name, _ in test_classes(place / "test_packages.py"):
         command = [sys.executable, "-B", "-m", "unittest", "-q", f"test_packages.{name}"]
-        yield Job(f"packages/{name}", command, ("build/release",), {"cwd": place}, 100 if name == "Cargo" else 10)
+        yield Job(f"packages/{name}", command, (BUILT,), {"cwd": place}, 100 if name == "Cargo" else 10)
     for name in ("install", "python"):
-        yield Job(f"packages/{name}", ["make", "--no-print-directory", f"test-{name}"], ("build/release",), seconds=90)
+        yield Job(f"packages/{name}", ["make", "--no-print-directory", f"test-{name}"], (BUILT,), seconds=90)
 
 
 def stress_jobs():
     """The lines of `tests/stress/cases.txt`."""
     checked = TARGET / "checked"
-    environment = os.environ | {"FARPAGE": str(TARGET / "release" / "farpage"), "CHECKED": str(checked / "farpage"),
+    environment = os.environ | {"FARPAGE": str(TARGET / PROFILE / "farpage"), "CHECKED": str(checked / "farpage"),
                                 "CHECKED_PRELOAD": str(checked / "libfarpage_preload.so"), "T": str(TARGET / "tests")}
     for line in (ROOT / "tests" / "stress" / "cases.txt").read_text().splitlines():
         name, _, command = line.partition(": ")
@@ -103,7 +108,7 @@ def stress_jobs():
         if not command or line.startswith("#") or needs == "(root)" and os.geteuid() != 0:
             continue
         script = f'OUT=$(mktemp -d) && trap "rm -rf $OUT" EXIT && {{ {command}; }}'
-        after = ("build/release", "build/checked", "build/programs")
+        after = (BUILT, "build/checked", "build/programs")
         yield Job(f"stress/{name}", namespace(["sh", "-ec", script]), after, {"cwd": ROOT, "env": environment}, 20)
 
 
@@ -113,14 +118,14 @@ def situation_jobs():
         for name, tests in test_classes(file):
             command = [sys.executable, "-B", "-m", "unittest", "-q", f"{file.stem}.{name}"]
             kind = file.stem.removeprefix("test_")
-            after = ("build/release", "build/checked", "build/programs")
             options = {"cwd": SITUATIONS}
-            yield Job(f"situations/{kind}/{name}", namespace(command), after, options, 3 * len(tests), tests)
+            yield Job(f"situations/{kind}/{name}", namespace(command), (BUILT, "build/programs"), options, 3 * len(tests),
+                      tests)
 
 
 def program_jobs():
     run = [ROOT / "tests" / "programs" / "run.py", "--quick"]
-    after = ("build/release", "build/programs")
+    after = (BUILT, "build/programs")
     for name in os.environ.get("PROGRAMS", PROGRAMS).split():
         yield Job(f"programs/{name}", namespace([*run, "--case", name]), after, {"cwd": ROOT}, 20)
     for name in os.environ.get("ATTACHED", ATTACHED).split():

@@ -3,6 +3,7 @@ away again.
 
     make test-packages
 
+With PROFILE=checked, as in make test, of the checked build; of a release it is cargo install, too, that is tested.
 Files of an installation go below `target/tests`, packages into a clean root (`clean_root.py`)."""
 
 import gzip
@@ -25,6 +26,9 @@ sys.path.insert(0, str(ROOT / "scripts"))
 import links  # noqa: E402
 
 TARGET = ROOT / "target"
+# make finds it in the environment. The checked build has commands with all features, as cargo install makes them.
+PROFILE = os.environ.setdefault("PROFILE", "checked")
+BUILT = TARGET / PROFILE
 PAGES = ROOT / "crates" / "farpage-cli" / "pages"
 VERSION = re.search(r'^version = "(.*)"', (ROOT / "Cargo.toml").read_text(encoding="utf-8"), re.M)[1]
 MANUAL = sorted(page.name for page in (PAGES / "man1").iterdir())
@@ -274,17 +278,20 @@ class Deb(Packages):
 
 
 class Cargo(Packages):
-    def test_install_gives_a_command_that_carries_its_library(self):
+    def installed_by_cargo(self):
         # What is built already need not be built again; but the command in its place is what other tests run meanwhile.
         built = self.dir / "target"
         built.mkdir()
-        check(run("cp", "-a", TARGET / "release", built))
+        check(run("cp", "-a", BUILT, built))
         environment = os.environ | {"CARGO_TARGET_DIR": str(built)}
         install = ["cargo", "install", "--quiet", "--locked", "--path", "crates/farpage-cli"]
         check(run(*install, "--root", self.dir / "cargo", cwd=ROOT, env=environment))
         command = self.dir / "cargo" / "bin" / "farpage"
-        self.assertEqual(files_below(self.dir / "cargo" / "bin"), {"farpage"})
+        self.assertEqual(files_below(command.parent), {"farpage"})
+        return command
 
+    def test_a_command_that_carries_its_library_works_alone(self):
+        command = self.installed_by_cargo() if PROFILE == "release" else BUILT / "farpage"
         root = self.clean_root()
         (root.path / "usr/local/bin").mkdir(parents=True)
         shutil.copy(command, root.path / "usr/local/bin")

@@ -292,7 +292,8 @@ def main():
     parser.add_argument("--json", metavar="FILE", help="write the rows to FILE")
     parser.add_argument("--keep", metavar="DIR", help="copy the files of failed cases to DIR/CASE")
     parser.add_argument("--guard", type=float, default=300.0, metavar="S", help="a run this long hangs (300)")
-    parser.add_argument("--farpage", default=os.path.join(ROOT, "target/release/farpage"), metavar="PATH")
+    built = os.path.join(ROOT, "target", os.environ.get("PROFILE", "checked"), "farpage")
+    parser.add_argument("--farpage", default=built, metavar="PATH")
     options = parser.parse_args()
     options.farpage = os.path.abspath(options.farpage)
 

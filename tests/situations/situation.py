@@ -24,10 +24,11 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
-FARPAGE = TARGET / "release" / "farpage"
-PRELOAD = TARGET / "release" / "libfarpage_preload.so"
-SEED_BENCH = TARGET / "checked" / "seed-bench"
-REGIONS = TARGET / "release" / "libfarpage.so"
+LIBRARIES = TARGET / os.environ.get("PROFILE", "checked")
+FARPAGE = LIBRARIES / "farpage"
+PRELOAD = LIBRARIES / "libfarpage_preload.so"
+SEED_BENCH = LIBRARIES / "seed-bench"
+REGIONS = LIBRARIES / "libfarpage.so"
 BUILT = TARGET / "tests" / "situations"
 
 # A user without rights.

@@ -7,9 +7,7 @@ import re
 import subprocess
 import unittest
 
-from situation import BUILT, FARPAGE, PRELOAD, TARGET, Situation, build, unless_there
-
-REGIONS = TARGET / "release" / "libfarpage.so"
+from situation import BUILT, FARPAGE, PRELOAD, REGIONS, Situation, build, unless_there
 
 # What the preload library asks the dynamic linker for, and why no engine thread comes to it. Everything else it has
 # itself: crates/farpage-preload/src/own.
