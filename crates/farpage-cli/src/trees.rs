@@ -142,6 +142,18 @@ pub fn size_of(pages: u64) -> String {
     size::format(bytes(pages))
 }
 
+/// What a member has or wants: a column (if it has a head), a name in JSON, pages.
+type Column = (&'static str, &'static str, fn(&Member) -> u64);
+
+const SIZES: [Column; 6] = [
+    ("CLAIM", "claim_bytes", |m| m.claim.held()),
+    ("USED", "used_bytes", |m| m.used.load()),
+    ("SHARED", "shared_bytes", |m| m.shared.load()),
+    ("SWAPPED", "swapped_bytes", |m| m.swapped.load()),
+    ("", "floor_bytes", |m| m.floor.load()),
+    ("WANTS", "wants_bytes", |m| m.wants.load()),
+];
+
 impl Tree {
     /// What all may have together, bytes; `None`: there is no budget for all.
     pub fn budget(&self) -> Option<u64> {
@@ -184,7 +196,6 @@ impl Tree {
     /// Lines for people.
     pub fn text(&self) -> String {
         let (header, budget) = (&self.segment.header, self.budget());
-        let of = |pages: &ClampedPages| size_of(pages.load());
         let members = self.members();
         let strangers = members.iter().filter(|m| m.kind() == MemberKind::Stranger).count();
         let mut text = format!(
@@ -194,30 +205,20 @@ impl Tree {
             comm(self.pid),
             budget.map_or("none".into(), size::format),
             size_of(self.segment.claimed()),
-            of(&header.peak),
+            size_of(header.peak.load()),
             members.len(),
             header.refused.load(Relaxed),
             header.gives.load(Relaxed),
         );
-        let _ = writeln!(
-            text,
-            "{:>9} {:<15} {:>9} {:>9} {:>9} {:>9} {:>9} {:>8} KIND",
-            "PID", "COMMAND", "CLAIM", "USED", "SHARED", "SWAPPED", "WANTS", "STALLS"
-        );
+        let columns = |cell: &dyn Fn(&Column) -> String| -> String {
+            SIZES.iter().filter(|(head, ..)| !head.is_empty()).map(|column| format!(" {:>9}", cell(column))).collect()
+        };
+        let heads = columns(&|(head, ..)| (*head).into());
+        let _ = writeln!(text, "{:>9} {:<15}{heads} {:>8} KIND", "PID", "COMMAND", "STALLS");
         for m in members {
-            let pid = m.pid.load(Relaxed);
-            let _ = writeln!(
-                text,
-                "{pid:>9} {:<15} {:>9} {:>9} {:>9} {:>9} {:>9} {:>8} {}",
-                comm(pid),
-                size_of(m.claim.held()),
-                of(&m.used),
-                of(&m.shared),
-                of(&m.swapped),
-                of(&m.wants),
-                m.stalls.load(Relaxed),
-                m.kind().name()
-            );
+            let (pid, stalls, kind) = (m.pid.load(Relaxed), m.stalls.load(Relaxed), m.kind().name());
+            let sizes = columns(&|(_, _, pages)| size_of(pages(m)));
+            let _ = writeln!(text, "{pid:>9} {:<15}{sizes} {stalls:>8} {kind}", comm(pid));
         }
         text
     }
@@ -247,20 +248,8 @@ impl Tree {
         });
         object["largest"] = largest.collect();
         let members = self.members().into_iter().map(|m| {
-            let mut object = json!({
-                "pid": m.pid.load(Relaxed),
-                "kind": m.kind().name(),
-                "claim_bytes": bytes(m.claim.held()),
-            });
-            for (name, pages) in [
-                ("used_bytes", &m.used),
-                ("shared_bytes", &m.shared),
-                ("swapped_bytes", &m.swapped),
-                ("floor_bytes", &m.floor),
-                ("wants_bytes", &m.wants),
-            ] {
-                object[name] = of(pages).into();
-            }
+            let mut object = json!({ "pid": m.pid.load(Relaxed), "kind": m.kind().name() });
+            SIZES.iter().for_each(|(_, name, pages)| object[name] = bytes(pages(m)).into());
             object["price_ns_per_s"] = m.price.load(Relaxed).into();
             object["stalls"] = m.stalls.load(Relaxed).into();
             object

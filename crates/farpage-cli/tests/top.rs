@@ -11,7 +11,7 @@ use std::io::Read;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::process::{Command, Output, Stdio};
 
-/// A terminal of 80 columns and 24 lines: the side of who looks at it, and that of programs.
+/// A terminal of 80 columns and 24 lines: the side that is looked at, and that of programs.
 fn terminal() -> (File, OwnedFd) {
     let size = libc::winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 };
     let (mut ours, mut theirs) = (-1, -1);
@@ -19,7 +19,7 @@ fn terminal() -> (File, OwnedFd) {
     // SAFETY: two numbers to be written, a size to be read; the rest may be null.
     let opened = unsafe { libc::openpty(&mut ours, &mut theirs, name, modes, &size) };
     assert_eq!(opened, 0, "{}", std::io::Error::last_os_error());
-    // SAFETY: new descriptors, which are nobody else's.
+    // SAFETY: new descriptors, which are this test's.
     unsafe { (File::from_raw_fd(ours), OwnedFd::from_raw_fd(theirs)) }
 }
 

@@ -111,7 +111,7 @@ fn refusals() {
 #[test]
 fn without_permission() {
     if !root() {
-        println!("skipped: needs root to become somebody without access to the device");
+        println!("skipped: needs root to become a user without access to the device");
         return;
     }
     let (_dir, exe) = public_copy();
@@ -136,7 +136,7 @@ fn without_permission() {
     assert!(doctor.contains(same), "doctor:\n{doctor}\nrun:\n{error}");
 }
 
-/// Whether anybody may have a userfaultfd for faults of their own code: all that regions in signal mode need.
+/// Whether any user may have a userfaultfd for faults of their own code: all that regions in signal mode need.
 fn user_mode_userfaultfd() -> bool {
     const USER_MODE_ONLY: usize = 1;
     // SAFETY: makes a descriptor, which is closed at once.
@@ -151,7 +151,7 @@ fn user_mode_userfaultfd() -> bool {
 #[test]
 fn regions_and_their_bench_work_for_a_plain_user() {
     if !root() {
-        println!("skipped: needs root to become somebody else");
+        println!("skipped: needs root to become another user");
         return;
     }
     if !user_mode_userfaultfd() {

@@ -192,7 +192,7 @@ pub fn swap_for(peak: u64) -> u64 {
 /// It cannot be started, or the bench was interrupted.
 pub fn plain(program: &Invocation, meter: Option<&KernelSide>) -> Result<Ended> {
     progress::step(format_args!("{} as it is", program.name()));
-    side::run(program, &Pager::Nobody, meter)
+    side::run(program, &Pager::Plain, meter)
 }
 
 /// The program under `farpage run` with a budget of `ram` bytes and these options.

@@ -110,7 +110,7 @@ impl Ended {
 /// What swaps.
 pub enum Pager<'a> {
     /// The program has all the memory that it wants.
-    Nobody,
+    Plain,
     /// The kernel.
     Kernel(&'a KernelSide),
     /// `farpage run` with this budget, bytes, and these options.
@@ -204,7 +204,7 @@ pub fn run(program: &Invocation, pager: &Pager<'_>, meter: Option<&KernelSide>) 
         stopped,
     };
     match pager {
-        Pager::Nobody => {}
+        Pager::Plain => {}
         Pager::Kernel(side) => ended.pool_peak_bytes = side.pool().map_or(0, |[_, _, _, peak]| peak),
         Pager::Farpage(..) => {
             let values = stats.map(Stats::read).unwrap_or_default();

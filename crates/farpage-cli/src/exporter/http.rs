@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_that_come_and_go_harm_nobody() {
+    fn clients_that_come_and_go_do_no_harm() {
         let open: Vec<TcpStream> = (0..THREADS - 1).map(|_| TcpStream::connect(server()).unwrap()).collect();
         for _ in 0..3 {
             // It leaves while it is told a lot.

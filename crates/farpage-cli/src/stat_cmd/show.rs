@@ -102,41 +102,41 @@ fn amount(bytes: u64, raw: bool) -> String {
     if raw { bytes.to_string() } else { size::format(bytes) }
 }
 
+/// Sizes in the table of all processes: column, name. What a pager has in memory has another name.
+const SIZES: [(&str, &str); 5] = [
+    ("BUDGET", "budget_bytes"),
+    ("RSS", "rss_anon_bytes"),
+    ("SWAPPED", "swapped_bytes"),
+    ("POOL", "pool_bytes"),
+    ("FILE", "file_bytes"),
+];
+
 /// The table of all processes, header included: a row for each engine and each pager.
 pub fn table(all: &[Managed], raw: bool) -> String {
-    const HEAD: [&str; 9] = ["PID", "COMMAND", "BUDGET", "RSS", "SWAPPED", "POOL", "FILE", "MAJFLT", "PAGER"];
-    let mut rows = vec![HEAD.map(String::from)];
+    let head = ["PID", "COMMAND"].into_iter().chain(SIZES.map(|(head, _)| head)).chain(["MAJFLT", "PAGER"]);
+    let mut rows: Vec<Vec<String>> = vec![head.map(String::from).collect()];
     for one in all {
-        let (pid, command) = (one.pid.to_string(), one.command.clone());
-        let Some(pages) = &one.pages else {
-            let mut row = HEAD.map(|_| String::from("-"));
-            (row[0], row[1]) = (pid, command);
-            rows.push(row);
-            continue;
+        let name = [one.pid.to_string(), one.command.clone()];
+        let cells = |page: &Page| -> Vec<String> {
+            let bytes = |(_, name)| match (name, page.pager()) {
+                ("rss_anon_bytes", Some(_)) => amount(page.get("used_bytes"), raw),
+                _ => amount(page.get(name), raw),
+            };
+            let last = [page.get("pgmajfault").to_string(), page.pager().map_or("-".into(), |n| n.to_string())];
+            name.iter().cloned().chain(SIZES.map(bytes)).chain(last).collect()
         };
-        for page in pages {
-            let bytes = |name: &str| amount(page.get(name), raw);
-            let rss = if page.pager().is_some() { "used_bytes" } else { "rss_anon_bytes" };
-            rows.push([
-                pid.clone(),
-                command.clone(),
-                bytes("budget_bytes"),
-                bytes(rss),
-                bytes("swapped_bytes"),
-                bytes("pool_bytes"),
-                bytes("file_bytes"),
-                page.get("pgmajfault").to_string(),
-                page.pager().map_or("-".into(), |n| n.to_string()),
-            ]);
+        match &one.pages {
+            Some(pages) => rows.extend(pages.iter().map(cells)),
+            None => rows.push(name.iter().cloned().chain(vec!["-".into(); SIZES.len() + 2]).collect()),
         }
     }
     let width = |i: usize| rows.iter().map(|r| r[i].chars().count()).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..HEAD.len()).map(width).collect();
+    let widths: Vec<usize> = (0..rows[0].len()).map(width).collect();
     let mut out = String::new();
     for row in &rows {
-        let cells = row.iter().enumerate().map(|(i, cell)| {
-            let w = widths[i];
-            if i == 1 { format!("{cell:<w$}") } else { format!("{cell:>w$}") }
+        let cells = row.iter().zip(&widths).enumerate().map(|(i, (cell, &w))| match i {
+            1 => format!("{cell:<w$}"),
+            _ => format!("{cell:>w$}"),
         });
         out.push_str(&cells.collect::<Vec<_>>().join("  "));
         out.push('\n');

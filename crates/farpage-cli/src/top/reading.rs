@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn two_minutes_are_kept_of_who_is_there() {
+    fn two_minutes_are_kept_of_what_is_there() {
         let (mut monitor, start) = (Monitor::default(), Instant::now());
         for second in 0..300 {
             monitor.take(vec![managed(7, second), managed(8, 1)], &[], start + Duration::from_secs(second));

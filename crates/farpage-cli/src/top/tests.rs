@@ -174,7 +174,7 @@ fn the_details_say_all_of_it_in_80_columns() {
 }
 
 #[test]
-fn nothing_is_said_of_nobody() {
+fn without_programs_it_says_so() {
     let mut monitor = Monitor::default();
     let state = State::new(monitor.take(Vec::new(), &[], Instant::now()));
     let shown = screen(&monitor, &state, PLAIN, (80, 24));

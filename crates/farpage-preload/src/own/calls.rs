@@ -34,8 +34,8 @@ extern "C" fn errno_location() -> *mut c_int {
         Some(real) => real(),
         None => {
             // No libc that we know: a word that is read nowhere else.
-            static NOBODYS: AtomicI32 = AtomicI32::new(0);
-            NOBODYS.as_ptr()
+            static SPARE: AtomicI32 = AtomicI32::new(0);
+            SPARE.as_ptr()
         }
     }
 }
