@@ -1,7 +1,7 @@
 //! How much RAM the program may have: `--ram`, or what the machine and its memory cgroup suggest.
 
 use crate::cgroup;
-use crate::failure::{Failure, OrCannot, Result};
+use crate::failure::{Failure, Result};
 use farpage::PAGE_SIZE;
 use farpage_command::machine::meminfo;
 use farpage_ipc::conf::{self, size};
@@ -32,10 +32,8 @@ impl Machine {
     /// # Errors
     /// /proc/meminfo cannot be read.
     pub fn read() -> Result<Machine> {
-        let text = std::fs::read_to_string("/proc/meminfo").or_cannot("read /proc/meminfo")?;
-        let field = |name: &str| meminfo(&text, name);
-        let total = field("MemTotal").ok_or_else(|| Failure::new("cannot read MemTotal from /proc/meminfo"))?;
-        let available = field("MemAvailable").unwrap_or(total / 2);
+        let total = meminfo("MemTotal").ok_or_else(|| Failure::new("cannot read MemTotal from /proc/meminfo"))?;
+        let available = meminfo("MemAvailable").unwrap_or(total / 2);
         Ok(Machine { total, available, limit: cgroup::limit(total) })
     }
 

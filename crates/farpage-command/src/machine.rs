@@ -27,7 +27,7 @@ impl System {
             kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
             cpus: cpus.lines().filter(|line| line.starts_with("processor")).count(),
             cpu: model.map(|(_, name)| name.to_owned()),
-            memory: meminfo(&read("/proc/meminfo"), "MemTotal").unwrap_or(0),
+            memory: meminfo("MemTotal").unwrap_or(0),
         }
     }
 }
@@ -39,8 +39,9 @@ impl fmt::Display for System {
     }
 }
 
-/// A value of the text of `/proc/meminfo`, bytes.
-pub fn meminfo(text: &str, name: &str) -> Option<u64> {
+/// A value of `/proc/meminfo`, bytes.
+pub fn meminfo(name: &str) -> Option<u64> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
     Some(line.split_whitespace().next()?.parse::<u64>().ok()? << 10)
 }

@@ -53,7 +53,7 @@ impl Place {
     pub fn read(&self, physical: u64) -> Option<Reading> {
         match self {
             Place::Machine(limit) => {
-                let left = meminfo(&fs::read_to_string("/proc/meminfo").ok()?, "MemAvailable")?;
+                let left = meminfo("MemAvailable")?;
                 let pressure = fs::read_to_string("/proc/pressure/memory").ok();
                 let stalled_us = pressure.and_then(|text| cgroup::stalled_us(&text));
                 Some(Reading { limit: *limit, left, stalled_us })

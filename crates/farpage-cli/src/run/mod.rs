@@ -299,8 +299,8 @@ const FILES: u64 = 48;
 /// Bytes that the kernel has left to promise, where it never promises more than it has (`vm.overcommit_memory=2`).
 fn commit_left() -> Option<u64> {
     let mode = std::fs::read_to_string("/proc/sys/vm/overcommit_memory").ok()?;
-    let memory = std::fs::read_to_string("/proc/meminfo").ok().filter(|_| mode.trim() == "2")?;
-    Some(meminfo(&memory, "CommitLimit")?.saturating_sub(meminfo(&memory, "Committed_AS")?))
+    let limit = meminfo("CommitLimit").filter(|_| mode.trim() == "2")?;
+    Some(limit.saturating_sub(meminfo("Committed_AS")?))
 }
 
 /// Whether the program is tried all the same.
