@@ -202,7 +202,7 @@ fn before_advice(addr: usize, len: usize, advice: c_int) {
 /// As libc's `madvise`.
 unsafe fn after_advice(addr: *mut c_void, len: usize, advice: c_int) {
     if advice == libc::MADV_WIPEONFORK {
-        dormant::wipes();
+        dormant::has_wipeonfork();
     }
     let Some(engine) = engine().filter(|engine| engine.is_active()) else { return };
     // SAFETY: the caller has given the content up; a write of another thread during the call may be lost in either

@@ -68,6 +68,6 @@ interposed! {
 /// There will be a mutex of this kind.
 fn note_robust(kind: c_int) {
     if kind != libc::PTHREAD_MUTEX_STALLED {
-        robust::used();
+        robust::robust_mutexes_seen();
     }
 }

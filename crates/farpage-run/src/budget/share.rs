@@ -211,7 +211,7 @@ pub(crate) struct TreeShare {
     slices: TimeSlices,
     park: Park,
     /// What is out is to come in.
-    pub(crate) comes_back: bool,
+    pub(crate) unparks: bool,
 }
 
 /// What a page less would cost a process, in ns a second: pages that it needs again now, shared out over all that it
@@ -275,7 +275,7 @@ impl TreeShare {
             gave: false,
             slices: TimeSlices::default(),
             park: Park::default(),
-            comes_back: false,
+            unparks: false,
         }
     }
 
@@ -302,7 +302,7 @@ impl TreeShare {
                     mine.price.store(0, Relaxed);
                     return seen.used > budget.promised() + STEP_MIN;
                 }
-                Parking::Back => self.comes_back = true,
+                Parking::Back => self.unparks = true,
                 Parking::None => {}
             }
         }

@@ -13,7 +13,7 @@
 //! not managed.
 
 use crate::shared::state::Engine;
-use crate::shared::told::{self, WarningKind, warn_once_in_tree};
+use crate::shared::warn_once::{self, WarningKind, warn_once_in_tree};
 use farpage_base::mem::lock::lock;
 use farpage_base::mem::units::Vpn;
 use farpage_base::sys::fd::Fd;
@@ -184,7 +184,8 @@ impl Unmanaged {
         let exceeds = is_alone || self.over_since.is_some_and(|since| now - since > OVER_FOR);
         let of_tree = if is_alone { mine } else { immovable };
         let is_settled = !grows && !now_has.leaves_soon;
-        if exceeds && is_settled && e.budget.is_crowded(e.budget.unmanaged()) && !told::is_said(WarningKind::Stuck) {
+        if exceeds && is_settled && e.budget.is_crowded(e.budget.unmanaged()) && !warn_once::is_said(WarningKind::Stuck)
+        {
             let (what, budget) = (self.found.text(stuck as u64, e.budget.shares_much()), size::format(e.most_bytes()));
             let (all, part) = (of_pages(of_tree as u64), of_pages(mine as u64));
             let whose = match std::process::id() {

@@ -34,7 +34,7 @@ use crate::shared::charge::{Charges, UNLIMITED};
 use crate::shared::given_uffds;
 use crate::shared::start_error::StartError;
 use crate::shared::state::{Engine, engine};
-use crate::shared::told::{self, WarningKind, warn_once_in_tree};
+use crate::shared::warn_once::{self, WarningKind, warn_once_in_tree};
 pub(crate) mod unwatched;
 
 use farpage_base::mem::arena::Arena;
@@ -69,9 +69,9 @@ pub(crate) static GIVEN: AtomicU64 = AtomicU64::new(0);
 /// Bytes of shared memory that were mapped.
 pub(crate) static SHARED: AtomicU64 = AtomicU64::new(0);
 /// The program has asked for memory that its children have without content.
-static WIPES: AtomicBool = AtomicBool::new(false);
-/// Its memory is to be left alone.
-static ALONE: AtomicBool = AtomicBool::new(false);
+static HAS_WIPEONFORK: AtomicBool = AtomicBool::new(false);
+/// Its memory is not to be managed.
+static EXCLUDED: AtomicBool = AtomicBool::new(false);
 
 /// The program has given itself a seccomp filter, which an engine that is started from then on would have.
 pub(crate) static FILTERED: AtomicBool = AtomicBool::new(false);
@@ -252,7 +252,7 @@ pub(crate) fn arena(plan: &StartPlan) -> Result<Arena, StartError> {
 
 /// There is an engine, and it has looked.
 pub(crate) fn ready() {
-    told::started();
+    warn_once::started();
     enter(STARTED);
 }
 
@@ -284,10 +284,10 @@ pub(crate) fn wait_for_start() {
 }
 
 /// The program has asked for memory that its children have without content.
-pub fn wipes() {
-    WIPES.store(true, SeqCst);
+pub fn has_wipeonfork() {
+    HAS_WIPEONFORK.store(true, SeqCst);
     if let Some(engine) = engine() {
-        engine.memory.wipes.store(true, SeqCst);
+        engine.memory.has_wipeonfork.store(true, SeqCst);
     }
 }
 
@@ -295,11 +295,11 @@ pub fn wipes() {
 pub fn leave_alone() {
     match engine() {
         Some(engine) => engine.leave_alone(),
-        None if is_home() => ALONE.store(true, SeqCst),
+        None if is_home() => EXCLUDED.store(true, SeqCst),
         None => {}
     }
     // It may have begun meanwhile.
-    if let Some(engine) = engine().filter(|_| ALONE.load(SeqCst)) {
+    if let Some(engine) = engine().filter(|_| EXCLUDED.load(SeqCst)) {
         engine.leave_alone();
     }
 }
@@ -307,8 +307,8 @@ pub fn leave_alone() {
 /// On the engine's first thread, once program threads can see the engine: it learns what they have told before.
 pub(crate) fn hand_over(e: &Engine) {
     THREADS.iter().map(|place| place.load(SeqCst)).filter(|block| *block != 0).for_each(|block| e.pin_thread(block));
-    e.memory.wipes.fetch_or(WIPES.load(SeqCst), SeqCst);
-    e.stage.alone.fetch_or(ALONE.load(SeqCst), SeqCst);
+    e.memory.has_wipeonfork.fetch_or(HAS_WIPEONFORK.load(SeqCst), SeqCst);
+    e.stage.excluded.fetch_or(EXCLUDED.load(SeqCst), SeqCst);
 }
 
 /// Before a fork: the engine, if there is one. Without, there is none until [`fork_parent`] or [`fork_child`].

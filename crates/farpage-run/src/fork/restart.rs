@@ -115,7 +115,7 @@ pub fn activate_child(e: &'static Engine, proc: &'static Proc, pending: &Pending
     }
     late_fills.extend(log.flatten());
     late_fills.sort_unstable();
-    if e.memory.wipes.load(SeqCst) {
+    if e.memory.has_wipeonfork.load(SeqCst) {
         let smaps = proc.file("self/smaps").map_err(read)?;
         wiped_mappings(&smaps, &mut buffer, |start, end| {
             pager.adoption.apply(&mut pager.cx, Message::Unmap { start, end })

@@ -9,7 +9,7 @@
 
 use crate::dormant::{self, FILTERED, PLAN, StartPlan};
 use crate::shared::state::engine;
-use crate::shared::told::{WarningKind, warn_once_in_tree};
+use crate::shared::warn_once::{WarningKind, warn_once_in_tree};
 use farpage_ipc::stat::Waiting;
 use farpage_ipc::tree;
 use std::sync::atomic::Ordering::SeqCst;

@@ -9,7 +9,7 @@ use crate::lifecycle::{preload, start};
 use crate::pager::robust;
 use crate::shared::given_uffds;
 use crate::shared::outcome::{StartFailure, StartOutcome};
-use crate::shared::told::{self, hear};
+use crate::shared::warn_once::{self, set_listener};
 use farpage_base::mem::heap::Heap;
 use farpage_base::sys::descriptor::keep_across_exec;
 use farpage_base::sys::message::set_quiet;
@@ -121,11 +121,11 @@ pub fn start(
         return Err(LateStartError::Forks);
     }
     // It may have some.
-    robust::used();
-    hear(outcome);
+    robust::robust_mutexes_seen();
+    set_listener(outcome);
     start::at_once(conf, heap, wait);
     if let Some(why) = outcome.failure() {
-        told::deaf();
+        warn_once::unset_listener();
         return Err(why.into());
     }
     // They stay open.

@@ -1,7 +1,7 @@
 //! Inside a program, before its `main`.
 
 use crate::lifecycle::{fork_handlers, start};
-use crate::shared::told::{WarningKind, warn_once_in_tree};
+use crate::shared::warn_once::{WarningKind, warn_once_in_tree};
 use farpage_base::mem::heap::Heap;
 use farpage_base::sys::message::{message, set_quiet};
 use farpage_ipc::conf::redis::ENV_PASSWORD;

@@ -323,9 +323,9 @@ pub fn before_filter(is_main: bool, for_all: bool) -> bool {
 /// In a child whose parent had an engine that managed nothing: it needs none before it grows, if it cannot do so
 /// unseen.
 pub(crate) fn fork_child_of(e: &Engine) {
-    let hopeless = e.stage.hopeless.load(SeqCst);
+    let activation_failed = e.stage.activation_failed.load(SeqCst);
     forget_engine();
-    STAGE.store(if hopeless { OFF } else { DORMANT }, SeqCst);
+    STAGE.store(if activation_failed { OFF } else { DORMANT }, SeqCst);
     let reach = here(GIVEN.load(SeqCst)).bytes();
     let holds = dormant::fork_child(Some(reach / PAGE_SIZE as u64));
     let Some(plan) = dormant() else { return };
@@ -376,7 +376,7 @@ pub(crate) fn spawn_first(plan: &'static StartPlan, arena: &Arena) -> Result<(),
 /// One line.
 pub fn spawn_monitor(e: &'static Engine) -> Result<(), StartError> {
     let name = farpage_ipc::stat::THREAD_NAME.as_bytes();
-    e.fork.settle_here();
+    e.fork.own_here();
     let tid = e
         .spawn_patiently(MONITOR, &Start { entry: monitor::main, arg: e.address(), name, share_files: false })
         .map_err(|e| StartError::Thread(e.into()))?;

@@ -14,7 +14,7 @@
 use crate::shared::charge::UNLIMITED;
 use crate::shared::notice_ring::Note;
 use crate::shared::state::Engine;
-use crate::shared::told::{WarningKind, warn_once_in_tree};
+use crate::shared::warn_once::{WarningKind, warn_once_in_tree};
 use farpage_base::mem::units::USER_END;
 use farpage_base::sys::cpu;
 use farpage_base::sys::futex;
@@ -118,7 +118,7 @@ impl Engine {
     }
 
     /// The monitor has looked, and said what may be given until it does so again.
-    pub(crate) fn looked(&self) {
+    pub(crate) fn publish_look(&self) {
         self.wakeups.monitor_looks.fetch_add(1, SeqCst);
         futex::wake_all(&self.wakeups.monitor_looks);
     }

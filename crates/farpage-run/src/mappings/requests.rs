@@ -4,7 +4,7 @@
 
 use crate::shared::notice_ring::Note;
 use crate::shared::state::Engine;
-use crate::shared::told::{WarningKind, warn_once_in_tree};
+use crate::shared::warn_once::{WarningKind, warn_once_in_tree};
 use farpage_base::mem::units::{USER_END, Vpn};
 use farpage_base::sys::futex;
 use farpage_base::sys::raw::{nr, syscall};
@@ -17,8 +17,8 @@ const LOOK: Duration = Duration::from_millis(100);
 
 impl Engine {
     /// Whether the memory of this process is not managed, and never will be.
-    pub fn left_alone(&self) -> bool {
-        self.stage.alone.load(SeqCst)
+    pub fn is_excluded(&self) -> bool {
+        self.stage.excluded.load(SeqCst)
     }
 
     /// From now on the memory of this process is its own. Returns when all of it is there. Called on a program thread.
@@ -26,18 +26,18 @@ impl Engine {
         if !self.fork.is_home() {
             return;
         }
-        self.stage.alone.store(true, SeqCst);
+        self.stage.excluded.store(true, SeqCst);
         // If the monitor makes the engine active in this moment, the pager finds the flag before it does anything.
         if self.is_active() {
-            self.warn_alone();
+            self.warn_excluded();
             let _ = self.let_go(PAGE_SIZE, USER_END);
         }
     }
 
     /// Says so once, where a budget was wanted.
-    pub(crate) fn warn_alone(&self) {
+    pub(crate) fn warn_excluded(&self) {
         warn_once_in_tree(
-            WarningKind::Alone,
+            WarningKind::Excluded,
             "this program has opened its /proc/PID/pagemap, in which memory that farpage has swapped out looks never used: \
              its memory stays as it is, and this process goes on without a budget",
         );

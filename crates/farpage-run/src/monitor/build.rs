@@ -17,8 +17,8 @@ use crate::shared::slot_pages::SlotPages;
 use crate::shared::stacks::{MONITOR, STACK_LEN, STACKS};
 use crate::shared::start_error::StartError;
 use crate::shared::state::{Discovery, Engine, ProgramMemory, Slots, Stage, Wakeups, engine};
-use crate::shared::told::{WarningKind, warn_once_in_tree};
 use crate::shared::uffd_device;
+use crate::shared::warn_once::{WarningKind, warn_once_in_tree};
 use farpage_base::mem::arena::DISCARD_AREA_BYTES;
 use farpage_base::mem::frame::Frames;
 use farpage_base::mem::open::STEP;
@@ -134,7 +134,7 @@ pub(crate) fn build(plan: &'static StartPlan) -> Result<&'static Engine, StartEr
     let engine: &'static Engine = Box::leak(engine);
     uffd_device::set_number(plan.uffd());
     engine.following.begin(MONITOR);
-    engine.fork.settle_here();
+    engine.fork.own_here();
     engine.fork.set_monitor(gettid());
     Ok(engine)
 }

@@ -5,7 +5,7 @@ use crate::budget::share::{self, TreeLook, TreeShare};
 use crate::budget::shared_pages::{SharedPages, pages};
 use crate::dormant::unwatched;
 use crate::shared::state::Engine;
-use crate::shared::told::{self, WarningKind, warn_once_in_tree};
+use crate::shared::warn_once::{self, WarningKind, warn_once_in_tree};
 use farpage_base::sys::proc::{Proc, threads};
 use farpage_base::sys::raw::gettid;
 use farpage_base::sys::robust;
@@ -67,8 +67,8 @@ impl Membership {
             engine: e.engine_pages(),
         };
         let gives = tree.look(&e.budget, seen);
-        if std::mem::take(&mut tree.comes_back) {
-            e.wakeups.comes_back.store(true, SeqCst);
+        if std::mem::take(&mut tree.unparks) {
+            e.wakeups.unparks.store(true, SeqCst);
             e.kick_pager();
         }
         self.find_children(proc);
@@ -143,7 +143,7 @@ fn tree_share(e: &Engine, is_child: bool) -> Option<TreeShare> {
 /// a tenth of its budget.
 fn look_after_strangers(segment: &Segment) {
     let Some(held) = strangers::sweep(segment) else { return };
-    if !held.much || told::is_said(WarningKind::Strangers) {
+    if !held.much || warn_once::is_said(WarningKind::Strangers) {
         return;
     }
     let (has, of) = (held.pages * PAGE_SIZE as u64, segment.budget() * PAGE_SIZE as u64);

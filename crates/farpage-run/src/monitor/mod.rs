@@ -30,8 +30,8 @@ use crate::shared::protocol::room_for_start;
 use crate::shared::stacks::MONITOR;
 use crate::shared::start_error::StartError;
 use crate::shared::state::{Engine, give_up, show_engine};
-use crate::shared::told::{WarningKind, warn_once_in_tree};
 use crate::shared::uffd_device;
+use crate::shared::warn_once::{WarningKind, warn_once_in_tree};
 use farpage_base::sys::cpu;
 use farpage_base::sys::futex;
 use farpage_base::sys::message::{message, warn};
@@ -93,7 +93,7 @@ fn make(plan: &'static StartPlan) -> Result<Monitor, StartError> {
     let _room = room_for_start(0);
     let e = build(plan)?;
     let monitor = Monitor::new(e, false).map_err(|error| StartError::Proc("read /proc", error.into()))?;
-    e.looked();
+    e.publish_look();
     show_engine(e);
     dormant::hand_over(e);
     Ok(monitor)
@@ -111,7 +111,7 @@ pub(crate) extern "C" fn main(engine: usize) -> ! {
         Ok(m) => m,
         Err(error) => give_up("in a forked child, whose swapped-out memory would be lost: cannot read /proc", error),
     };
-    e.looked();
+    e.publish_look();
     restart::start_as_child(e, monitor.proc);
     drop(room);
     monitor.run()
@@ -228,7 +228,7 @@ impl Monitor {
         let e = self.e;
         let resident = reach(&self.statm).map_or(0, |now| now.resident);
         e.discovery.charges.allow(e.conf.ram.saturating_sub(resident));
-        e.looked();
+        e.publish_look();
         while e.discovery.notes.take().is_some() {}
         e.discovery.notes.finish();
         self.member.leave();
@@ -265,9 +265,9 @@ impl Monitor {
             let asked = e.early_notes() || parks;
             if (next == Next::Manage || asked) && !self.failed {
                 e.discovery.charges.allow(0); // whoever is given more waits until memory is managed
-                if e.left_alone() {
+                if e.is_excluded() {
                     self.failed = true;
-                    e.warn_alone();
+                    e.warn_excluded();
                 } else {
                     self.activate();
                 }
@@ -277,7 +277,7 @@ impl Monitor {
             } else if !e.is_active() {
                 e.discovery.charges.allow(self.approach.allow(look, &e.budget));
             }
-            e.looked();
+            e.publish_look();
             if asked && self.failed {
                 while e.discovery.notes.take().is_some() {}
                 e.discovery.notes.finish();
@@ -288,7 +288,7 @@ impl Monitor {
                 Next::Manage => Duration::from_millis(1),
             };
         }
-        if !e.left_alone() {
+        if !e.is_excluded() {
             if self.scan.pin_due().is_some_and(|then| self.activity.has_moved_since(then)) {
                 self.scan.pin_threads(e, self.proc);
             }
@@ -325,7 +325,7 @@ impl Monitor {
             }
             Err(why) => {
                 self.failed = true;
-                e.stage.hopeless.store(true, SeqCst);
+                e.stage.activation_failed.store(true, SeqCst);
                 let text = format!("{why}; this process goes on without a budget; `farpage doctor` says what to allow");
                 warn_once_in_tree(WarningKind::Unmanaged, &text);
             }

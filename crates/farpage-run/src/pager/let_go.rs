@@ -64,7 +64,7 @@ impl LetGo {
     /// A step of letting go. Whether there was anything to do.
     pub(crate) fn step(&mut self, cx: &mut Cx, scans: &mut Scans) -> bool {
         let e = cx.e;
-        if e.left_alone() && !self.excluded {
+        if e.is_excluded() && !self.excluded {
             self.excluded = true;
             e.discovery.charges.allow(UNLIMITED);
             self.ranges.push((PAGE_SIZE, USER_END));

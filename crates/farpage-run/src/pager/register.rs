@@ -81,7 +81,7 @@ impl Adoption {
     /// and a mapping must be registered whole.
     pub(crate) fn adopt_mappings(&mut self, cx: &mut Cx, start: usize, end: usize) {
         let e = cx.e;
-        if e.left_alone() {
+        if e.is_excluded() {
             return;
         }
         self.let_go.forget_refused();

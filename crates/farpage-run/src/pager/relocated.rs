@@ -26,7 +26,7 @@ impl Adoption {
     /// Takes over one range of those that the monitor found; whether there was one.
     pub(crate) fn take_over_step(&mut self, cx: &mut Cx) -> bool {
         let Some((start, end)) = lock(&cx.e.discovery.relocated).pop() else { return false };
-        if cx.e.left_alone() || cx.e.is_known(start, end) {
+        if cx.e.is_excluded() || cx.e.is_known(start, end) {
             return true;
         }
         // Libraries stay as they are meanwhile. If one is being unloaded, the monitor finds the rest again.

@@ -7,8 +7,8 @@
 //! taken out, and once more afterwards, because a thread may have taken a mutex in between: its page comes back at
 //! once.
 //!
-//! Lists have nodes only in programs that make such mutexes, which the preload library hears of ([`used`]). (Those that
-//! another process has made are in shared memory, which is not managed.)
+//! Lists have nodes only in programs that make such mutexes, which the preload library hears of
+//! ([`robust_mutexes_seen`]). (Those that another process has made are in shared memory, which is not managed.)
 //!
 //! The lists change while they are read, and memory may be unmapped, so it is read through `/proc/self/mem`, which
 //! fails on what is not there and never waits.
@@ -26,11 +26,11 @@ use farpage_base::mem::units::Vpn;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-static USED: AtomicBool = AtomicBool::new(false);
+static ROBUST_MUTEXES_SEEN: AtomicBool = AtomicBool::new(false);
 
 /// The program may have robust mutexes from now on. Any thread.
-pub fn used() {
-    USED.store(true, SeqCst);
+pub fn robust_mutexes_seen() {
+    ROBUST_MUTEXES_SEEN.store(true, SeqCst);
 }
 
 /// So often a page is tried that a writer has.
@@ -42,7 +42,7 @@ impl RobustLists {
     /// now.
     pub(crate) fn held_pages(&mut self, cx: &mut Cx) -> Option<Vec<Vpn>> {
         let mut pages = Vec::new();
-        if !USED.load(SeqCst) {
+        if !ROBUST_MUTEXES_SEEN.load(SeqCst) {
             return Some(pages);
         }
         // Behind a page that was out there may be others.

@@ -25,7 +25,7 @@ pub(crate) struct Unpark(Option<(Vpn, Instant)>);
 impl Unpark {
     /// A step; whether there was anything to do.
     pub(crate) fn step(&mut self, cx: &mut Cx) -> bool {
-        if cx.e.wakeups.comes_back.swap(false, SeqCst) {
+        if cx.e.wakeups.unparks.swap(false, SeqCst) {
             self.0 = Some((Vpn::default(), Instant::now()));
         }
         let Some((from, since)) = self.0 else { return false };

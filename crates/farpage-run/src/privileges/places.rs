@@ -10,7 +10,7 @@
 
 use super::Change;
 use crate::shared::state::Engine;
-use crate::shared::told::{WarningKind, warn_once_in_tree};
+use crate::shared::warn_once::{WarningKind, warn_once_in_tree};
 use farpage_base::sys::proc::{Proc, replace};
 use farpage_base::sys::raw::Errno;
 use rustix::fd::{AsFd, OwnedFd, RawFd};

@@ -23,7 +23,7 @@
 //! Callers: the forking thread and the monitor, as above. One lock, that of the ends, held by one of them at a time.
 
 use crate::shared::given_uffds;
-use crate::shared::told::{WarningKind, warn_once_in_tree};
+use crate::shared::warn_once::{WarningKind, warn_once_in_tree};
 use farpage_base::mem::lock::lock;
 use farpage_base::sys::futex;
 use farpage_base::sys::limit::with_room;

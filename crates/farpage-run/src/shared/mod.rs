@@ -12,7 +12,7 @@
 //! | `protocol`, `channel`, `late_fills` | what the threads tell each other around a fork |
 //! | `following` | what of privileges engine threads hold |
 //! | `uffd_device`, `given_uffds` | where userfaultfds come from |
-//! | `told`, `outcome`, `start_error` | what is said, once; what became of a start |
+//! | `warn_once`, `outcome`, `start_error` | what is said, once; what became of a start |
 
 pub mod address_space;
 pub(crate) mod board;
@@ -32,5 +32,5 @@ pub(crate) mod slot_pages;
 pub mod stacks;
 pub mod start_error;
 pub mod state;
-pub mod told;
 pub mod uffd_device;
+pub mod warn_once;

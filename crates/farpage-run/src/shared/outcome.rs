@@ -1,7 +1,7 @@
 //! What became of a start in a program that runs already, for who has asked for it: often another process, which reads
 //! this memory.
 //!
-//! Callers: [`super::told`], which writes it; the preload library, which has it; `farpage attach`, from outside. No
+//! Callers: [`super::warn_once`], which writes it; the preload library, which has it; `farpage attach`, from outside. No
 //! locks.
 
 use std::cell::UnsafeCell;

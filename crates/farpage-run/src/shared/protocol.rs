@@ -187,7 +187,7 @@ impl Fork {
     }
 
     /// The engine starts in this process.
-    pub fn settle_here(&self) {
+    pub fn own_here(&self) {
         self.owner_pid.store(std::process::id(), SeqCst);
     }
 

@@ -16,8 +16,8 @@ use crate::shared::page_table::PageTable;
 use crate::shared::protocol::Fork;
 use crate::shared::slot_pages::SlotPages;
 use crate::shared::stacks::stack;
-use crate::shared::told::{self, WarningKind, warn_once_in_tree};
 use crate::shared::uffd_device;
+use crate::shared::warn_once::{self, WarningKind, warn_once_in_tree};
 use farpage_base::mem::arena::Arena;
 use farpage_base::mem::frame::Frames;
 use farpage_base::mem::heap::Heap;
@@ -74,7 +74,7 @@ pub struct Wakeups {
     /// Counts the monitor's looks before activation; 0: it has not begun.
     pub monitor_looks: AtomicU32,
     /// What is out is to come in, as far as there is room, before it is wanted.
-    pub(crate) comes_back: AtomicBool,
+    pub(crate) unparks: AtomicBool,
     /// Slots are to be freed whose pages are in the program, too.
     pub slots_wanted: AtomicBool,
     /// Nobody wakes this word: to wait for it is to sleep.
@@ -119,7 +119,7 @@ pub struct ProgramMemory {
     /// Threads that are making guards.
     pub guarding: AtomicU32,
     /// The program has asked for memory that its children have without content.
-    pub wipes: AtomicBool,
+    pub has_wipeonfork: AtomicBool,
 }
 
 /// Whether memory is managed.
@@ -128,9 +128,9 @@ pub struct Stage {
     /// Memory is managed from now on.
     pub active: AtomicBool,
     /// ... or never ([`crate::pager::let_go`]).
-    pub(crate) alone: AtomicBool,
+    pub(crate) excluded: AtomicBool,
     /// It cannot be managed here.
-    pub(crate) hopeless: AtomicBool,
+    pub(crate) activation_failed: AtomicBool,
     /// The monitor has ended, or is to, because memory is not managed yet ([`Engine::retire`]).
     pub(crate) retired: AtomicBool,
 }
@@ -400,7 +400,7 @@ impl Engine {
         set(&s.managed_bytes, lock(&self.memory.managed).pages() * page);
         let meta = self.meta_bytes();
         set(&s.meta_bytes, meta);
-        if meta > most / META_PART && !told::is_said(WarningKind::SpreadThin) {
+        if meta > most / META_PART && !warn_once::is_said(WarningKind::SpreadThin) {
             let (meta, of) = (farpage_ipc::conf::size::format(meta), farpage_ipc::conf::size::format(most));
             let text = format!(
                 "the program's memory is spread thin: tables take {meta} of the budget of {of}; a larger --ram leaves more for it"

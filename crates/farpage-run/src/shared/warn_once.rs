@@ -25,7 +25,7 @@ pub enum WarningKind {
     /// Tables take much of the budget.
     SpreadThin,
     /// The program wants its memory for itself.
-    Alone,
+    Excluded,
     /// A swap device cannot be used any more.
     NoDevice,
     /// Processes without the library have much.
@@ -52,12 +52,12 @@ pub fn is_said(kind: WarningKind) -> bool {
 static LISTENER: AtomicPtr<StartOutcome> = AtomicPtr::new(std::ptr::null_mut());
 
 /// From now on `outcome` is told whether there is an engine.
-pub fn hear(outcome: &'static StartOutcome) {
+pub fn set_listener(outcome: &'static StartOutcome) {
     LISTENER.store(std::ptr::from_ref(outcome).cast_mut(), SeqCst);
 }
 
 /// Nobody listens any more.
-pub fn deaf() {
+pub fn unset_listener() {
     LISTENER.store(std::ptr::null_mut(), SeqCst);
 }
 
@@ -70,7 +70,7 @@ fn listener() -> Option<&'static StartOutcome> {
 pub fn started() {
     if let Some(outcome) = listener() {
         outcome.succeed();
-        deaf();
+        unset_listener();
     }
 }
 
