@@ -146,9 +146,9 @@ impl Engine {
         let places = places::before(self, proc, change);
         following.published.store(number, SeqCst);
         // Made by a thread that held something else then.
-        self.fork.dismiss_now();
+        self.fork.standby.dismiss_now();
         self.keep_up_and(MONITOR, || places::leave(self, proc, places));
-        self.fork.ring_gates();
+        self.fork.gates.ring();
         self.wake_writer();
         self.kick_pager();
     }

@@ -76,7 +76,7 @@ impl Pager {
         // From here on nothing may change that the child inherits: no allocation, no word, no list. (But see `help`.)
         set_name(PAUSED_NAME);
         f.set_pager(PAUSED);
-        let forker = f.forker.load(SeqCst);
+        let forker = f.forking.tid.load(SeqCst);
         let (mut forker_faults, mut had) = (false, None);
         let e = self.cx.e;
         let hold = |event, held: &mut PendingEvents, pending: &mut Vec<Pending>| {

@@ -15,7 +15,6 @@
 //!
 //! Caller: the forking thread, before it asks for a pause, or sooner: where the preload library stands before `fork`.
 
-use crate::shared::protocol::THREADS;
 use crate::shared::protocol::{Fork, ForkState, room_for_start};
 use crate::shared::state::{Engine, engine};
 use crate::shared::uffd_device;
@@ -25,7 +24,7 @@ use farpage_base::sys::futex;
 use farpage_base::sys::limit::with_room;
 use farpage_base::sys::message::warn;
 use farpage_base::sys::raw::{Errno, ErrnoText};
-use farpage_base::sys::thread::{block_signals, restore_signals, spawn_standby, thread_pointer};
+use farpage_base::sys::thread::{block_signals, restore_signals, thread_pointer};
 use farpage_ipc::tree;
 use rustix::fd::{AsRawFd, IntoRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
@@ -44,7 +43,7 @@ fn prepare_fork_state(e: &'static Engine) -> Result<ForkState, Errno> {
     let monitor = f.monitor_tid.load(SeqCst);
     let end = with_room(|| f.channel.open(monitor, || e.ring_monitor()))?;
     let mut fork_state = ForkState { active: true, channel: end.into_raw_fd(), standby: 0 };
-    match f.stand_by() {
+    match f.standby.begin() {
         Ok(number) => fork_state.standby = number,
         Err(error) => {
             fork_state.lose_channel();
@@ -63,80 +62,26 @@ pub fn given_to_children(e: &Engine) -> Vec<RawFd> {
 }
 
 impl Fork {
-    /// Threads stand by from now on for a number, the result.
-    fn stand_by(&self) -> Result<u32, Errno> {
-        let number = self.standby.load(SeqCst);
-        for _ in 0..THREADS {
-            let there = loop {
-                match self.standing.iter().find(|there| there.load(SeqCst) == 0) {
-                    Some(there) => break there,
-                    // Many forks, one right after the other.
-                    None => futex::wait(&self.standby, number, Some(100_000)),
-                }
-            };
-            // SAFETY: part of an engine, which is never freed.
-            let (word, there) = unsafe { (&*std::ptr::from_ref(&self.standby), &*std::ptr::from_ref(there)) };
-            match spawn_standby(word, number, there) {
-                Ok(()) => {}
-                // The children's pid namespace is another one: this process gets no threads, and they will.
-                Err(Errno::INVAL) => break,
-                Err(error) => {
-                    self.dismiss();
-                    return Err(error);
-                }
-            }
-        }
-        Ok(number)
-    }
-
-    /// The threads that stand by end.
-    pub(crate) fn dismiss(&self) {
-        self.standby.fetch_add(1, SeqCst);
-        futex::wake_all(&self.standby);
-    }
-
-    /// The same; returns when they have. The forking thread makes others ([`Fork::stand_by_again`]).
-    pub fn dismiss_now(&self) {
-        if self.standing.iter().all(|there| there.load(SeqCst) == 0) {
-            return;
-        }
-        self.dismiss();
-        while self.standing.iter().any(|there| there.load(SeqCst) != 0) {
-            futex::wait(&AtomicU32::new(0), 0, Some(100_000));
-        }
-    }
-
-    /// Forking thread, in its handler before the copy: makes threads that stand by anew if they had to end since the
-    /// reservation, because they held what its thread has given up. There may be no room for them any more: then the
-    /// child has to wait for it.
-    pub(crate) fn stand_by_again(&self) {
-        let mut fork_state = lock(&self.fork_state);
-        let since = Instant::now();
-        while fork_state.channel >= 0
-            && fork_state.standby != self.standby.load(SeqCst)
-            && since.elapsed() < RESERVE_WAIT_MAX
-        {
-            match self.stand_by() {
-                Ok(number) => fork_state.standby = number,
-                Err(_) => futex::wait(&AtomicU32::new(0), 0, Some(1_000_000)),
-            }
-        }
-    }
-
-    /// In a child, which has none of them.
-    pub(crate) fn none_stand_by(&self) {
-        self.standing.iter().for_each(|there| there.store(0, SeqCst));
-    }
-
-    /// Closes the gates, and waits until the monitor stands at its own. The fork's lock is held.
-    fn close_gates(&self) {
-        self.closed.fetch_add(1, SeqCst);
-        self.monitor_gate.lock();
-    }
-
     /// The calling thread has reserved what it needs and has not forked yet, or not finished.
     fn is_reserved(&self) -> bool {
         self.reserved.load(SeqCst) == thread_pointer()
+    }
+}
+
+/// Forking thread, in its handler before the copy: makes threads that stand by anew if they had to end since the
+/// reservation, because they held what its thread has given up. There may be no room for them any more: then the
+/// child has to wait for it.
+pub(crate) fn stand_by_again(f: &Fork) {
+    let mut fork_state = lock(&f.fork_state);
+    let since = Instant::now();
+    while fork_state.channel >= 0
+        && fork_state.standby != f.standby.number.load(SeqCst)
+        && since.elapsed() < RESERVE_WAIT_MAX
+    {
+        match f.standby.begin() {
+            Ok(number) => fork_state.standby = number,
+            Err(_) => futex::wait(&AtomicU32::new(0), 0, Some(1_000_000)),
+        }
     }
 }
 
@@ -174,7 +119,7 @@ fn reserve_for(e: &'static Engine, anyway: bool) -> Result<(), Errno> {
     // A handler of a signal as well.
     let mask = block_signals();
     f.lock.lock();
-    f.close_gates();
+    f.gates.close();
     // The monitor cannot activate the engine any more: from here on this does not change.
     let fork_state = match e.stage.active.load(SeqCst) {
         true => prepare_fork_state(e).or_else(|error| {
@@ -189,7 +134,7 @@ fn reserve_for(e: &'static Engine, anyway: bool) -> Result<(), Errno> {
         f.reserved.store(thread_pointer(), SeqCst);
     });
     if result.is_err() {
-        f.open_monitor_gate();
+        f.gates.open_monitor();
         f.lock.unlock();
     }
     restore_signals(mask);
@@ -200,11 +145,11 @@ fn reserve_for(e: &'static Engine, anyway: bool) -> Result<(), Errno> {
 pub fn release() {
     let Some(e) = engine().filter(|e| e.fork.is_home() && e.fork.is_reserved()) else { return };
     let f = &e.fork;
-    f.dismiss();
+    f.standby.dismiss();
     lock(&f.fork_state).lose_channel();
     f.channel.wait_idle();
     f.reserved.store(0, SeqCst);
-    f.open_monitor_gate();
+    f.gates.open_monitor();
     f.lock.unlock();
 }
 

@@ -66,9 +66,9 @@ pub fn start_as_child(e: &'static Engine, proc: &'static Proc) {
     if let Err(why) = given.and_then(|()| activate_child(e, proc, &pending)) {
         fatal(&format!("in a forked child, whose swapped-out memory would be lost: {why}"));
     }
-    e.fork.child_starts.store(false, SeqCst);
-    e.fork.child_ready.store(1, SeqCst);
-    futex::wake_all(&e.fork.child_ready);
+    e.fork.child.starts.store(false, SeqCst);
+    e.fork.child.ready.store(1, SeqCst);
+    futex::wake_all(&e.fork.child.ready);
 }
 
 /// Starts the engine again in a child whose parent's engine was active.

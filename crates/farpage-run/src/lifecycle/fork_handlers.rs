@@ -6,7 +6,7 @@
 
 use crate::dormant;
 use crate::fork::huge;
-use crate::fork::reserve::reserve_anyway;
+use crate::fork::reserve::{reserve_anyway, stand_by_again};
 use crate::lifecycle::start;
 use crate::mappings::library_guard;
 use crate::mappings::manageable::managed_until;
@@ -103,27 +103,27 @@ pub extern "C" fn prepare() {
     // A signal handler that forks as well would wait for itself. What a fault raises stays open.
     let mask = block_signals();
     reserve_anyway(e);
-    f.mask.store(mask, SeqCst);
-    f.prepared.store(thread_pointer(), SeqCst);
+    f.forking.mask.store(mask, SeqCst);
+    f.forking.prepared.store(thread_pointer(), SeqCst);
     // From here on nobody follows a change of privileges, and no signal of libc's for one reaches this thread.
     f.oversight.lock();
-    f.stand_by_again();
-    f.writer_gate.lock();
+    stand_by_again(f);
+    f.gates.writer.lock();
     // Since the reservation this does not change.
     if !e.stage.active.load(SeqCst) {
         return; // nothing that a child would need
     }
     // What is left to be done of the reservation, while the monitor can still be waited for.
     f.channel.wait_idle();
-    f.forker.store(gettid(), SeqCst);
+    f.forking.tid.store(gettid(), SeqCst);
     f.set_pager(PAUSE_WANTED);
     e.ring();
     f.wait_pager(PAUSED);
     // From here to the copy nothing is taken out any more, so what is touched now stays in memory.
     touch_streams();
     touch_pinned(e);
-    f.stack.store(touch_stack(e), SeqCst);
-    f.huge_pages.store(huge::switch_off(), SeqCst);
+    f.forking.stack.store(touch_stack(e), SeqCst);
+    f.forking.huge_pages.store(huge::switch_off(), SeqCst);
     if !f.channel.is_filled() {
         lock(&f.fork_state).lose_channel();
     }
@@ -141,13 +141,13 @@ pub fn touch(at: usize) -> bool {
 pub extern "C" fn parent() {
     let Some(e) = engine() else { return start::fork_parent() };
     let f = &e.fork;
-    if !f.is_home() || f.prepared.load(SeqCst) != thread_pointer() {
+    if !f.is_home() || f.forking.prepared.load(SeqCst) != thread_pointer() {
         return;
     }
-    f.dismiss();
+    f.standby.dismiss();
     let mut fork_state = std::mem::replace(&mut *lock(&f.fork_state), ForkState::NONE);
     if fork_state.active {
-        huge::restore(f.huge_pages.load(SeqCst));
+        huge::restore(f.forking.huge_pages.load(SeqCst));
         f.set_pager(RESUME_WANTED);
         e.ring();
         f.wait_pager(RUNNING);
@@ -156,17 +156,17 @@ pub extern "C" fn parent() {
     Stat::add(&e.stat.forks, 1);
     e.stat.events.note(EventKind::Fork, 0, 0);
     tree::place().into_iter().for_each(Member::has_forked);
-    let mask = f.mask.load(SeqCst);
+    let mask = f.forking.mask.load(SeqCst);
     end(f);
     restore_signals(mask);
 }
 
 /// The fork is over, in either process.
 fn end(f: &Fork) {
-    f.prepared.store(0, SeqCst);
+    f.forking.prepared.store(0, SeqCst);
     f.reserved.store(0, SeqCst);
     f.oversight.unlock();
-    f.open_gates();
+    f.gates.open();
     f.lock.unlock();
 }
 
@@ -180,10 +180,10 @@ pub fn child_of(forker: usize) {
     library_guard::forget_others();
     let Some(e) = engine() else { return start::fork_child() };
     let f = &e.fork;
-    if f.prepared.load(SeqCst) != forker {
+    if f.forking.prepared.load(SeqCst) != forker {
         return;
     }
-    let mask = f.mask.load(SeqCst);
+    let mask = f.forking.mask.load(SeqCst);
     let mut fork_state = std::mem::replace(&mut *lock(&f.fork_state), ForkState::NONE);
     if !fork_state.active {
         start::fork_child_of(e);
@@ -199,25 +199,25 @@ pub fn child_of(forker: usize) {
     f.channel.forget();
     f.leases.forget();
     std::mem::forget(lock(&e.discard_area).take());
-    f.end.store(fork_state.channel, SeqCst);
+    f.child.end.store(fork_state.channel, SeqCst);
     e.wakeups.kick_fd.store(-1, SeqCst);
     e.wakeups.writer_tid.store(0, SeqCst);
     e.discovery.notes.fork_child();
     e.decompressor.fork_child();
     e.following.fork_child();
-    f.none_stand_by();
+    f.standby.forget();
     e.stage.active.store(false, SeqCst);
-    f.child_ready.store(0, SeqCst);
-    f.child_starts.store(true, SeqCst);
+    f.child.ready.store(0, SeqCst);
+    f.child.starts.store(true, SeqCst);
     end(f);
     if let Err(why) = start::spawn_monitor(e) {
         fatal(&format!("in a forked child, whose swapped-out memory would be lost: {why}"));
     }
     // The engine has its own copy now.
     fork_state.lose_channel();
-    while f.child_ready.load(SeqCst) == 0 {
-        futex::wait(&f.child_ready, 0, None);
+    while f.child.ready.load(SeqCst) == 0 {
+        futex::wait(&f.child.ready, 0, None);
     }
-    huge::restore(f.huge_pages.load(SeqCst));
+    huge::restore(f.forking.huge_pages.load(SeqCst));
     restore_signals(mask);
 }

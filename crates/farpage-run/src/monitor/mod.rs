@@ -204,22 +204,22 @@ impl Monitor {
         let (e, fork) = (self.e, &self.e.fork);
         // Not waiting for the gate itself: a thread that has closed it since may want to be served.
         loop {
-            fork.pass_gate(|| {
+            fork.gates.pass(|| {
                 fork.channel.serve();
                 e.oversee_at_gate(self.proc);
             });
-            if fork.monitor_gate.try_lock() {
+            if fork.gates.monitor.try_lock() {
                 break;
             }
         }
         if e.stage.retired.load(SeqCst) && !e.is_active() {
             self.retire();
-            fork.monitor_gate.unlock();
+            fork.gates.monitor.unlock();
             e.following.end(MONITOR);
             exit_thread();
         }
         let pause = self.turn();
-        fork.monitor_gate.unlock();
+        fork.gates.monitor.unlock();
         pause
     }
 

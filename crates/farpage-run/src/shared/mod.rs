@@ -9,7 +9,7 @@
 //! | `budget`, `charge` | how many pages there are and may be; what was given and is not counted yet |
 //! | `notice_ring`, `managed_cache` | what the program's threads tell the pager, and need not tell |
 //! | `board` | what is to be decompressed in advance |
-//! | `protocol`, `channel`, `late_fills` | what the threads tell each other around a fork |
+//! | `protocol`, `gates`, `standby`, `channel`, `late_fills` | what the threads tell each other around a fork |
 //! | `following` | what of privileges engine threads hold |
 //! | `uffd_device`, `given_uffds` | where userfaultfds come from |
 //! | `warn_once`, `outcome`, `start_error` | what is said, once; what became of a start |
@@ -20,6 +20,7 @@ pub mod budget;
 pub(crate) mod channel;
 pub mod charge;
 pub(crate) mod following;
+pub(crate) mod gates;
 pub mod given_uffds;
 pub(crate) mod late_fills;
 pub mod lru;
@@ -30,6 +31,7 @@ pub mod page_table;
 pub mod protocol;
 pub(crate) mod slot_pages;
 pub mod stacks;
+pub(crate) mod standby;
 pub mod start_error;
 pub mod state;
 pub mod uffd_device;

@@ -6,7 +6,9 @@
 //! of the devices', `fork_state` and `held` are leaves.
 
 use super::channel::Channel;
+use super::gates::Gates;
 use super::late_fills::LateFills;
+use super::standby::Standby;
 use farpage_base::mem::lock::lock;
 use farpage_base::sys::limit::Raised;
 use farpage_base::sys::raw::{Errno, nr, syscall};
@@ -57,48 +59,11 @@ pub fn room_for_start(given: usize) -> Result<Option<Raised>, Errno> {
     Raised::to_hold(OPENS + given as u64)
 }
 
-/// Threads of a child's engine without which it cannot go on: monitor, pager, writer.
-pub(crate) const THREADS: usize = 3;
-
-/// Threads that stand by, or are about to end, at most.
-pub(crate) const STANDING: usize = 4 * THREADS;
-
-/// Fork protocol of one engine.
-pub struct Fork {
-    /// One fork at a time.
-    pub(crate) lock: ForkLock,
-    /// Odd: writer and monitor wait at their gates. Counts what they are woken for.
-    pub(crate) closed: AtomicU32,
-    /// Held by the writer while it works.
-    pub writer_gate: ForkLock,
-    /// Held by the monitor while it works.
-    pub monitor_gate: ForkLock,
-    pub(crate) pager: AtomicU32,
-    pub(crate) forker: AtomicU32,
-    pub(crate) monitor_tid: AtomicU32,
-    pub(crate) fork_state: Mutex<ForkState>,
-    /// How the child comes by descriptors.
-    pub(crate) channel: Channel,
-    /// In a child: its end of the channel, in the program's table until the engine runs, and in the engine's.
-    pub(crate) end: AtomicI32,
-    /// Our ends of the channels to children, with their lease, in the engine's table.
-    pub(crate) leases: Leases,
-    /// The ends of channels that this process was given by its ancestors, in the engine's table: they hold the leases.
-    pub(crate) held: Mutex<Vec<RawFd>>,
-    /// The thread (its control block) that has reserved what a fork needs; 0: none. Changes under `lock`.
-    pub(crate) reserved: AtomicUsize,
-    /// Threads that stand by for another number end.
-    pub(crate) standby: AtomicU32,
-    /// Those that stand by, also the last fork's that have not ended yet; 0: none.
-    pub(crate) standing: [AtomicU32; STANDING],
-    /// Held by the monitor at its gate while it looks after privileges ([`crate::privileges`]); by the forking
-    /// thread from its handler before the copy on.
-    pub oversight: ForkLock,
-    /// In a child: the engine was active and has to be started again before the program goes on.
-    pub(crate) child_starts: AtomicBool,
-    pub(crate) child_ready: AtomicU32,
-    /// The process that the engine's threads are in. A child that was made without the handlers is another one.
-    pub(crate) owner_pid: AtomicU32,
+/// What the forking thread keeps for its handlers after the fork.
+#[derive(Default)]
+pub(crate) struct Forking {
+    /// Its thread id.
+    pub(crate) tid: AtomicU32,
     /// The thread (its control block) for which the handlers before the copy have run, so that those after it have
     /// something to do; 0: none. Changes under `lock`. In a child it is the same block.
     pub(crate) prepared: AtomicUsize,
@@ -108,6 +73,45 @@ pub struct Fork {
     pub(crate) stack: AtomicUsize,
     /// What the program had said about huge pages, while they are off.
     pub(crate) huge_pages: AtomicU32,
+}
+
+/// Of a process that was forked.
+#[derive(Default)]
+pub(crate) struct ForkedChild {
+    /// Its end of the channel, in the program's table until the engine runs, and in the engine's.
+    pub(crate) end: AtomicI32,
+    /// The parent's engine was active and has to be started again before the program goes on.
+    pub(crate) starts: AtomicBool,
+    /// It has been.
+    pub(crate) ready: AtomicU32,
+}
+
+/// Fork protocol of one engine.
+pub struct Fork {
+    /// One fork at a time.
+    pub(crate) lock: ForkLock,
+    /// Where writer and monitor stand still.
+    pub gates: Gates,
+    /// Held by the monitor at its gate while it looks after privileges ([`crate::privileges`]); by the forking
+    /// thread from its handler before the copy on.
+    pub oversight: ForkLock,
+    /// Threads that stand by for a child.
+    pub standby: Standby,
+    pub(crate) forking: Forking,
+    pub(crate) child: ForkedChild,
+    pub(crate) pager: AtomicU32,
+    pub(crate) monitor_tid: AtomicU32,
+    pub(crate) fork_state: Mutex<ForkState>,
+    /// How the child comes by descriptors.
+    pub(crate) channel: Channel,
+    /// Our ends of the channels to children, with their lease, in the engine's table.
+    pub(crate) leases: Leases,
+    /// The ends of channels that this process was given by its ancestors, in the engine's table: they hold the leases.
+    pub(crate) held: Mutex<Vec<RawFd>>,
+    /// The thread (its control block) that has reserved what a fork needs; 0: none. Changes under `lock`.
+    pub(crate) reserved: AtomicUsize,
+    /// The process that the engine's threads are in. A child that was made without the handlers is another one.
+    pub(crate) owner_pid: AtomicU32,
     /// Non-zero while the pager changes during a pause what a child inherits, or holds locks: a copy made then is not
     /// good.
     pub(crate) copy_unsafe: AtomicU32,
@@ -119,28 +123,19 @@ impl Default for Fork {
     fn default() -> Fork {
         Fork {
             lock: ForkLock::default(),
-            closed: AtomicU32::new(0),
-            writer_gate: ForkLock::default(),
-            monitor_gate: ForkLock::default(),
+            gates: Gates::default(),
+            oversight: ForkLock::default(),
+            standby: Standby::default(),
+            forking: Forking::default(),
+            child: ForkedChild { end: AtomicI32::new(-1), ..ForkedChild::default() },
             pager: AtomicU32::new(RUNNING),
-            forker: AtomicU32::new(0),
             monitor_tid: AtomicU32::new(0),
             fork_state: Mutex::new(ForkState::NONE),
             channel: Channel::default(),
-            end: AtomicI32::new(-1),
             leases: Leases::new(),
             held: Mutex::new(Vec::new()),
             reserved: AtomicUsize::new(0),
-            standby: AtomicU32::new(0),
-            standing: [const { AtomicU32::new(0) }; STANDING],
-            oversight: ForkLock::default(),
-            child_starts: AtomicBool::new(false),
-            child_ready: AtomicU32::new(0),
             owner_pid: AtomicU32::new(0),
-            prepared: AtomicUsize::new(0),
-            mask: AtomicU64::new(0),
-            stack: AtomicUsize::new(0),
-            huge_pages: AtomicU32::new(0),
             copy_unsafe: AtomicU32::new(0),
             late_fills: LateFills::default(),
         }
@@ -148,39 +143,6 @@ impl Default for Fork {
 }
 
 impl Fork {
-    /// Writer and monitor call this before they take their gates. `serve` is called whenever there may be something to
-    /// do.
-    pub fn pass_gate(&self, serve: impl Fn()) {
-        loop {
-            let closed = self.closed.load(SeqCst);
-            serve();
-            if closed.is_multiple_of(2) {
-                return;
-            }
-            futex::wait(&self.closed, closed, None);
-        }
-    }
-
-    /// Has writer and monitor, at their gates, look whether there is something to do.
-    pub fn ring_gates(&self) {
-        self.closed.fetch_add(2, SeqCst);
-        futex::wake_all(&self.closed);
-    }
-
-    /// Writer and monitor go on.
-    pub(crate) fn open_gates(&self) {
-        self.writer_gate.unlock();
-        self.open_monitor_gate();
-    }
-
-    /// Undoes that, if the writer's gate was not taken.
-    pub(crate) fn open_monitor_gate(&self) {
-        // First: the monitor would look for it without sleeping.
-        self.monitor_gate.unlock();
-        self.closed.fetch_add(1, SeqCst);
-        futex::wake_all(&self.closed);
-    }
-
     /// Whether the engine is in this process. Without, memory is as the fork copied it, and nobody serves.
     pub fn is_home(&self) -> bool {
         self.owner_pid.load(SeqCst) == std::process::id()
@@ -198,7 +160,7 @@ impl Fork {
 
     /// Address below which the stack of a child's thread holds nothing of worth.
     pub fn child_stack(&self) -> usize {
-        self.stack.load(SeqCst)
+        self.forking.stack.load(SeqCst)
     }
 
     /// Descriptors that the engine's table must keep for the fork protocol.
@@ -223,12 +185,12 @@ impl Fork {
 
     /// In a child: its end of the channel, or -1.
     pub fn inherited_end(&self) -> RawFd {
-        self.end.load(SeqCst)
+        self.child.end.load(SeqCst)
     }
 
     /// This is a child's engine that has not started yet.
     pub fn is_restart(&self) -> bool {
-        self.child_starts.load(SeqCst)
+        self.child.starts.load(SeqCst)
     }
 
     pub(crate) fn set_pager(&self, to: u32) {

@@ -266,7 +266,7 @@ impl Engine {
 
     /// Wakes the monitor, wherever it waits.
     pub(crate) fn ring_monitor(&self) {
-        self.fork.ring_gates();
+        self.fork.gates.ring();
         self.wakeups.monitor.fetch_add(1, Ordering::SeqCst);
         futex::wake_all(&self.wakeups.monitor);
     }

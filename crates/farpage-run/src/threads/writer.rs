@@ -27,14 +27,14 @@ pub(crate) extern "C" fn main(engine: usize) -> ! {
     let mut idle = 0u32;
     loop {
         let seen = e.wakeups.writer.load(Acquire);
-        e.fork.pass_gate(|| e.keep_up(WRITER));
+        e.fork.gates.pass(|| e.keep_up(WRITER));
         if !e.is_active() {
             e.following.end(WRITER);
             exit_thread(); // the pager could not be started
         }
-        e.fork.writer_gate.lock();
+        e.fork.gates.writer.lock();
         let (worked, tended, low) = turn(e);
-        e.fork.writer_gate.unlock();
+        e.fork.gates.writer.unlock();
         idle = if worked || tended { 0 } else { idle.saturating_add(1) };
         if worked {
             if e.wakeups.pager_waits.load(Acquire) {
