@@ -1,8 +1,8 @@
 //! The engine's threads hold what the program's main thread holds: user, groups, capabilities, namespaces, root
 //! directory.
 //!
-//! Why no more: a program that has given root up and is then taken over, taken over are these threads, too; whoever can
-//! write the process's memory can send them anywhere. Why no less: a thread that holds less than the program may be
+//! Why no more: a program that has given root up and is then taken over, taken over are these threads, too; code that
+//! can write the process's memory can send them anywhere. Why no less: a thread that holds less than the program may be
 //! traced by who may not trace the program, and has its memory.
 //!
 //! Most of it belongs to threads, and libc does not know of these. So when the program has changed something through

@@ -21,7 +21,7 @@ mod outcome;
 mod tries;
 pub mod wake;
 
-/// The device that hands out full userfaultfds to whoever may open it.
+/// The device that hands out full userfaultfds to processes that may open it.
 pub const DEVICE: &str = "/dev/userfaultfd";
 /// Oldest kernel with `UFFDIO_MOVE`.
 pub const KERNEL_MIN: (u32, u32) = (6, 8);
@@ -256,8 +256,8 @@ pub fn open_device() -> Result<OwnedFd, Errno> {
     rustix::fs::open(DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
 }
 
-/// The descriptor that [`farpage_ipc::conf::ENV_UFFD_FD`] names, if it still is a device like [`DEVICE`]: a program that
-/// closes all descriptors before it starts another leaves the variable behind, and the number may be anything.
+/// The descriptor that [`farpage_ipc::conf::ENV_UFFD_FD`] names, if it still is a device like [`DEVICE`]: a program
+/// that closes all descriptors before it starts another leaves the variable behind, and the number may be anything.
 pub fn inherited_device() -> Option<BorrowedFd<'static>> {
     let number: i32 = farpage_ipc::conf::variable(farpage_ipc::conf::ENV_UFFD_FD)?.parse().ok()?;
     if number < 0 {

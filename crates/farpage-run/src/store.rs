@@ -38,7 +38,7 @@ impl Engine {
     /// `--verify`, for neighbouring pages from `vpn` on, whose bytes are at `base`.
     ///
     /// # Safety
-    /// There are as many pages as entries, and nobody writes to them.
+    /// There are as many pages as entries, and no thread writes to them.
     pub(crate) unsafe fn verify_run(&self, vpn: Vpn, entries: &[Entry], base: usize) {
         if self.conf.verify {
             for (i, entry) in entries.iter().enumerate() {
@@ -127,7 +127,7 @@ pub fn write_some(e: &Engine, want: usize, queue: usize) -> (usize, bool) {
     (freed + stored, refused || stored < n)
 }
 
-/// Gives the memory of frames that nobody needs back to the kernel; how many pages.
+/// Gives the memory of frames that are not needed back to the kernel; how many pages.
 pub(crate) fn release_unused(e: &Engine) -> usize {
     release_spent(e) + release(e, e.frames.free_count(), |n| e.frames.take_free(n))
 }
@@ -159,7 +159,7 @@ fn release(e: &Engine, most: usize, take: impl Fn(usize) -> Option<(FrameNo, usi
 
 /// Finds or makes the copy of the page in `frame`.
 fn store(e: &Engine, frame: FrameNo) -> Result<StoredAs, StoreError> {
-    // SAFETY: the frame is ours while its page is in writeback, and nobody writes to it.
+    // SAFETY: the frame is ours while its page is in writeback, and no thread writes to it.
     let page = unsafe { e.frames.page(frame) };
     let old = e.slots.frame_entries.take(frame);
     let hash = match e.space.leaving(page, old, &e.slots.key, &e.slots.clean) {
@@ -280,7 +280,7 @@ pub(crate) fn release_run(e: &Engine, first: FrameNo, n: usize, resident: i64) -
             unsafe { e.frames.unshare(first + done) };
         }
     }
-    // SAFETY: nobody else uses the discard area; its userfaultfd reports no events.
+    // SAFETY: no other thread uses the discard area; its userfaultfd reports no events.
     let _ = unsafe { madvise(base as *mut _, n * PAGE_SIZE, Advice::LinuxDontNeed) };
     drop(discard_area);
     e.frames.put_empty(first, done);

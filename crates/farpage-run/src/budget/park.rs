@@ -103,7 +103,7 @@ impl Park {
             }
             PARKED if now.saturating_sub(self.since_us) > SECOND_US => (self.since_us, self.major) = (now, major),
             PARKED if major.saturating_sub(self.major) >= USED => {
-                // Unless somebody has just asked anew.
+                // Unless it has just been asked anew.
                 let _ = mine.park.compare_exchange(PARKED, 0, SeqCst, SeqCst);
                 return Parking::None;
             }

@@ -1,17 +1,19 @@
 //! This process's part of its tree's budget: when it asks for more, and when it gives.
 //!
-//! What it is promised is what it has claimed ([`farpage_ipc::tree`]), so all that keeps a process within a budget keeps it
-//! within its part. The part changes by three rules, which each process applies for itself:
+//! What it is promised is what it has claimed ([`farpage_ipc::tree`]), so all that keeps a process within a budget
+//! keeps it within its part. The part changes by three rules, which each process applies for itself:
 //!
-//! 1. *Ask.* Who comes near to what it is promised claims a step more. If there is not as much, it says what it wants.
-//! 2. *Give.* While more is wanted than there is, the one for whom memory is worth least ([`Price`]) steers at a step
-//!    less, and gives back as its pages leave. All read the same prices, so all know who that is.
+//! 1. *Ask.* A process that comes near to what it is promised claims a step more. If there is not as much, it says what
+//!    it wants.
+//! 2. *Give.* While more is wanted than there is, the one to which memory is worth least ([`Price`]) steers at a step
+//!    less, and gives back as its pages leave. All read the same prices, so all know which that is.
 //! 3. *Be honest.* The claim is never less than what the process has.
 //!
-//! Where no division helps, there are [time slices](super::time_slices). A budget that is made smaller is more wanted than there
-//! is. A member that is stopped does not look, and is not asked.
+//! Where no division helps, there are [time slices](super::time_slices). A budget that is made smaller is more wanted
+//! than there is. A member that is stopped does not look, and is not asked.
 //!
-//! A process without an engine claims all that it could fill, as long as that is little ([`crate::dormant::unwatched`]).
+//! A process without an engine claims all that it could fill, as long as that is little
+//! ([`crate::dormant::unwatched`]).
 //!
 //! Callers: the monitor at each look; the pager before it begins to reclaim ([`ask`]); program threads of processes
 //! without an engine. Lock: [`Budget::share`], for a few instructions, inside of all others.
@@ -36,9 +38,9 @@ const BESIDES: i64 = 256;
 const STEP_PART: i64 = 8;
 /// ... and at least so many pages.
 const STEP_MIN: i64 = 64;
-/// ... or this part of what nobody claims.
+/// ... or this part of what is not claimed.
 const FREE_PART: i64 = 4;
-/// Memory goes to somebody for whom it is worth more by so many eighths.
+/// Memory goes to a process to which it is worth more by so many eighths.
 const MARGIN_EIGHTHS: u64 = 10;
 /// What a page that is needed again costs, ns.
 const REFAULT_NS: u64 = 30_000;
@@ -47,7 +49,7 @@ const ROUND_TRIP_NS: u64 = 105_000;
 /// Prices are worked out so often, microseconds.
 const PRICE_US: u64 = 20_000;
 
-/// Who has had no fault for so long is idle, microseconds.
+/// A process that has had no fault for so long is idle, microseconds.
 const BUSY_US: u64 = 200_000;
 
 /// A process that is watched keeps so many times what it has: it claimed what it could fill, and then it is seen what
@@ -59,7 +61,7 @@ const GIFT_WAIT_MAX: Duration = Duration::from_millis(2);
 /// ... and between two looks.
 const GIFT_LOOK_NS: u64 = 100_000;
 
-/// The price of a holder's memory: more than anybody else's.
+/// The price of a holder's memory: more than any other's.
 const HOLDER_PRICE: u64 = 1 << 50;
 
 fn step(pages: i64) -> i64 {
@@ -79,9 +81,9 @@ pub(crate) struct TreeSnapshot<'a> {
     giving: i64,
     /// What the others want.
     wanted: u64,
-    /// The price of that one of them who wants most urgently; `None`: nobody wants anything.
+    /// The price of the one that wants most urgently; `None`: none wants anything.
     highest_want: Option<u64>,
-    /// For whom memory is worth least, of all who can give.
+    /// The one to which memory is worth least, of all that can give.
     pub(crate) cheapest: Option<&'a Member>,
 }
 
@@ -113,7 +115,8 @@ fn is_worth_more(price: u64, than: u64) -> bool {
 
 /// Asks for `want` pages more, at most up to `most` in all; how many there are more. The monitor, the pager.
 pub(crate) fn ask(segment: &Segment, mine: &Member, budget: &Budget, want: i64, most: i64) -> i64 {
-    // Where much is free, few steps: who claims more than it uses gives that back as soon as another wants it.
+    // Where much is free, few steps: a process that claims more than it uses gives that back as soon as another wants
+    // it.
     let want = want.max(segment.free() as i64 / FREE_PART).min(most - budget.promised());
     if want <= 0 || park::is_parked(mine) {
         return 0;
@@ -146,7 +149,7 @@ fn asks(e: &Engine, segment: &Segment, mine: &Member) -> bool {
     ask(segment, mine, &e.budget, step(e.budget.promised()), e.most_pages()) > 0
 }
 
-/// What this process wants another will give, to whom it is worth less: its own pages can stay. The pager.
+/// What this process wants, another will give to which it is worth less: its own pages can stay. The pager.
 pub(crate) fn grant_pending(e: &Engine) -> bool {
     let (Some(segment), Some(mine)) = (tree::segment(), tree::place()) else { return false };
     if mine.wants.load() == 0
@@ -260,7 +263,7 @@ impl Price {
         Some(self.rate * REFAULT_NS / seen.used.max(STEP_MIN) as u64 + idle_price(quiet))
     }
 
-    /// Something has happened lately. Who is idle needs no room.
+    /// Something has happened lately. An idle process needs no room.
     fn is_busy(&self, now: u64) -> bool {
         now.saturating_sub(self.busy_us) < BUSY_US
     }
@@ -339,8 +342,8 @@ impl TreeShare {
         self.segment.claimed() > self.segment.budget() && TreeSnapshot::of(self.mine, self.segment).cheapest.is_some()
     }
 
-    /// The process is idle. How long until the next look: `pause`, but somebody has to look after strangers. Others can
-    /// wake it ([`Member::ring`]).
+    /// The process is idle. How long until the next look: `pause`, but a process has to look after strangers. Others
+    /// can wake it ([`Member::ring`]).
     pub(crate) fn rests(&self, pause: Duration) -> Duration {
         if self.mine.price.load(Relaxed) > 0 {
             self.mine.price.store(idle_price(now_us().saturating_sub(self.price.busy_us)), Relaxed);
@@ -352,7 +355,7 @@ impl TreeShare {
 
     /// Memory is not managed, and would have to be now: asks for as much as puts that off. Whether there is some.
     pub(crate) fn defer_activation(&self, budget: &Budget, most: i64) -> bool {
-        // Nobody is to swap for it.
+        // No process is to swap for it.
         let want = (budget.promised() / 2).max(FLOOR).min(self.segment.free() as i64);
         want > 0 && ask(self.segment, self.mine, budget, want, most) > 0
     }

@@ -18,7 +18,8 @@ use std::time::{Duration, Instant};
 const COST: u32 = 50;
 /// ... and at least so much.
 const BETWEEN: Duration = Duration::from_millis(50);
-/// Less than this part of resident memory is not worth counting: the others have gone, or have pages of their own by now.
+/// Less than this part of resident memory is not worth counting: the others have gone, or have pages of their own by
+/// now.
 const PART: i64 = 64;
 
 /// See the module header. Pages.

@@ -18,8 +18,8 @@ use farpage_ipc::tree::{Member, Segment};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-/// Pages a second that were here before and are read again: whoever needs more, an eighth of its time, contends. Less
-/// is the price of sharing: to wait in turn costs more, because all that a process has goes out and comes back.
+/// Pages a second that were here before and are read again: a process that needs more, an eighth of its time, contends.
+/// Less is the price of sharing: to wait in turn costs more, because all that a process has goes out and comes back.
 const CONTENDS: u64 = 5000;
 /// A process that needs less than this many pages is not held up: shells, drivers.
 const NEED_MIN: u64 = 2048;
@@ -78,7 +78,7 @@ impl TimeSlices {
         }
         let contends = all > NEED_MIN && now.saturating_sub(self.contended_us) < STAYS_US && self.contended_us > 0;
         if contends && mine.need.load() == 0 {
-            mine.turn_us.store(now, Relaxed); // behind those who wait already
+            mine.turn_us.store(now, Relaxed); // behind those that wait already
         }
         mine.need.store(if contends { all } else { 0 });
         let (slice, others) = if contends { slice_of(segment, mine, now) } else { (TimeSlice::Free, 0) };
@@ -97,7 +97,7 @@ impl TimeSlices {
     }
 }
 
-/// Who is stopped needs nothing.
+/// A process that is stopped needs nothing.
 fn need_of(member: &Member, now: u64) -> u64 {
     if member.is_looking(now) { member.need.load() } else { 0 }
 }
@@ -128,7 +128,7 @@ fn slice_of(segment: &Segment, mine: &Member, now: u64) -> (TimeSlice, u64) {
     let mine_fits = first || before + mine.need.load().min(budget) <= room;
     let slice = match (all > room, mine_fits) {
         (false, _) => TimeSlice::Free,
-        (true, true) if all == mine.need.load().min(budget) => TimeSlice::Free, // nobody else contends
+        (true, true) if all == mine.need.load().min(budget) => TimeSlice::Free, // no other contends
         (true, true) => TimeSlice::Holds,
         (true, false) => TimeSlice::Held,
     };
@@ -185,8 +185,8 @@ mod tests {
         assert_eq!(looks(segment, &mut one, 9_000, 90_000, 1_000 * MS), [TimeSlice::Free], "alone");
     }
 
-    /// The longest time without a slice of a process that contends, microseconds; `contends`: whether the process with this
-    /// index does so at this time.
+    /// The longest time without a slice of a process that contends, microseconds; `contends`: whether the process with
+    /// this index does so at this time.
     fn longest_wait(pages: u64, processes: u32, need: u64, contends: impl Fn(usize, u64) -> bool) -> u64 {
         let (segment, mut all) = tree_of(pages, processes);
         let (mut since, mut longest) = (vec![None; processes as usize], 0);
@@ -210,7 +210,7 @@ mod tests {
         {
             let longest = longest_wait(pages, processes, need, |_, _| true);
             assert!(longest <= most(processes), "{processes} of {need} in {pages} pages: {longest} us");
-            // The first ones answer, wait for the next question, and do not come before those who wait.
+            // The first ones answer, wait for the next question, and do not come before those that wait.
             let asked = |i, now| i > 1 || now % (900 * MS) < 500 * MS;
             let longest = longest_wait(pages, processes, need, asked);
             assert!(longest <= most(processes), "{processes} of {need} in {pages} pages, asked: {longest} us");
@@ -229,7 +229,7 @@ mod tests {
             looks(segment, &mut all, 10_000, 15_000, now);
         }
         assert_eq!(looks(segment, &mut all, 10_000, 15_000, now), [TimeSlice::Held, TimeSlice::Holds]);
-        // Who holds ends: the other one goes on.
+        // The holder ends: the other one goes on.
         all[1].mine.claim.leave();
         let mine = all[0].mine;
         let rest = all[0].slices.look(segment, mine, 0, true, 15_000, now);

@@ -1,11 +1,12 @@
 //! Memory that is not managed although the program has it: how much it is, what it is, and what the program is told of
 //! it.
 //!
-//! What the kernel lets nobody register or move counts against the budget like the rest: written pages of private file
-//! mappings, memory with a userfaultfd of the program's own, small mappings. Where it leaves less than a quarter of the
-//! budget, managed memory would be squeezed to nothing, and each fault would wait for one of a few pages; so the budget
-//! gives way by what is missing ([`crate::shared::budget::Budget::limit`]), and says so, once. Pages that are registered
-//! and cannot be taken out all the same (locked, not writable) are found by reclaim, when nothing else is left.
+//! What the kernel does not let a process register or move counts against the budget like the rest: written pages of
+//! private file mappings, memory with a userfaultfd of the program's own, small mappings. Where it leaves less than a
+//! quarter of the budget, managed memory would be squeezed to nothing, and each fault would wait for one of a few
+//! pages; so the budget gives way by what is missing ([`crate::shared::budget::Budget::limit`]), and says so, once.
+//! Pages that are registered and cannot be taken out all the same (locked, not writable) are found by reclaim, when
+//! nothing else is left.
 //!
 //! Shared memory is neither managed nor counted; more of it than the budget is worth a word, too.
 //!

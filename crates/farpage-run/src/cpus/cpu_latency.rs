@@ -3,8 +3,8 @@
 //! A thread that waits for its page leaves its CPU idle, and a CPU that sleeps is slow to wake: some microseconds on
 //! real ones, twenty and more in a virtual machine, where sleeping is an exit to the host and waking an interrupt from
 //! it. That is longer than all the rest of a fault. So while faults come one after the other, CPUs are asked not to
-//! sleep ([`farpage_base::sys::pm_qos`]). What it costs is the idle time of *all* CPUs, so [`Idle::Auto`] leaves it on large
-//! machines.
+//! sleep ([`farpage_base::sys::pm_qos`]). What it costs is the idle time of *all* CPUs, so [`Idle::Auto`] leaves it on
+//! large machines.
 
 use farpage_base::sys::pm_qos::{LatencyRequest, cpus_online};
 use farpage_ipc::conf::Idle;

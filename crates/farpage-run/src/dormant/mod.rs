@@ -1,9 +1,9 @@
 //! A program that is far from its budget has no engine: no thread, no address space, no descriptor, no device. It
 //! counts what it is given, and looks itself, at steps, whether it is still far. This file has what is known and
-//! counted meanwhile, and the stage; who looks, and starts the engine, is above it: [`crate::lifecycle::start`].
+//! counted meanwhile, and the stage; what looks, and starts the engine, is above it: [`crate::lifecycle::start`].
 //!
 //! ```text
-//!   OFF --sleep--> DORMANT --wake--> STARTING --ready--> STARTED     (a child whose parent's engine manages nothing: DORMANT)
+//!   OFF --sleep--> DORMANT --wake--> STARTING --ready--> STARTED  (a child of an engine that manages nothing: DORMANT)
 //!    ^                 |  \_______________/  |
 //!    |                 |   a fork is going on|
 //!    '-----------------+---------------------'  nothing can be kept here: said once
@@ -14,20 +14,20 @@
 //! and the first thread's stack, up to its limit. So a look takes the larger one of data and resident memory
 //! ([`Reach`]), and while that is below half of what the usual stack leaves of the budget ([`threshold`]), the sum
 //! cannot pass the budget. It grows by functions that are interposed (`mmap`, `malloc`, `mprotect`, `mremap`, `brk`,
-//! `pthread_create`): whoever is given as much as was left at the last look looks again ([`crate::shared::charge`]),
-//! *before* it gets the memory into its hands, and if the threshold is passed it starts the engine and waits for it. So
-//! there is nothing that has to be watched meanwhile. What grows without any of them (system call instructions of the
-//! program's own, a library with much static memory that is loaded later) is seen at the next look. So a program that
-//! is not linked with libc has an engine from its start on, and any other from its second thread on: runtimes that map
-//! memory by themselves, as Go's, are of one of these kinds.
+//! `pthread_create`): a thread that is given as much as was left at the last look looks again
+//! ([`crate::shared::charge`]), *before* it gets the memory into its hands, and if the threshold is passed it starts
+//! the engine and waits for it. So there is nothing that has to be watched meanwhile. What grows without any of them
+//! (system call instructions of the program's own, a library with much static memory that is loaded later) is seen at
+//! the next look. So a program that is not linked with libc has an engine from its start on, and any other from its
+//! second thread on: runtimes that map memory by themselves, as Go's, are of one of these kinds.
 //!
 //! The calling thread may be in the middle of anything, so it does little: it reserves address space and starts the
 //! engine's first thread, which does the rest in a descriptor table of its own ([`crate::monitor`]). No locks,
 //! no allocation, no function of libc that sets `errno` or may be cancelled.
 //!
 //! Forks and the start exclude each other: a fork counts itself and waits for a start that is under way, which depends
-//! on nothing that the forking thread has; whoever would start finds the count, and waits until the fork is done, for a
-//! while.
+//! on nothing that the forking thread has; a thread that would start it finds the count, and waits until the fork is
+//! done, for a while.
 
 use crate::probe::is_misc_device;
 use crate::shared::charge::{Charges, UNLIMITED};
@@ -83,7 +83,7 @@ pub static CHARGES: Charges = Charges::new();
 /// wrong.
 pub(crate) const START_WAIT_MAX: Duration = Duration::from_secs(1);
 
-/// In a tree, whoever was given so much looks whether there is as much, bytes.
+/// In a tree, a thread that was given so much looks whether there is as much, bytes.
 pub(crate) const LOOK_BYTES_MIN: u64 = 128 << 10;
 
 /// A first thread's stack, usually.
@@ -100,7 +100,7 @@ const DOZE: Duration = Duration::from_millis(100);
 /// Between two looks.
 const DOZE_LOOK: Duration = Duration::from_millis(4);
 
-/// Who is about to become another program has not had as many faults.
+/// A process that is about to become another program has not had as many faults.
 const DOZE_FAULTS: u64 = 512;
 
 /// What a child may be given meanwhile, bytes.
@@ -128,7 +128,7 @@ pub struct StartPlan {
 }
 
 impl StartPlan {
-    /// For tests: of a process that is nobody's child.
+    /// For tests: of a process that was not forked.
     #[cfg(test)]
     pub(crate) fn for_test(conf: Conf, heap: &'static Heap, arena: Arena) -> StartPlan {
         StartPlan {
@@ -152,8 +152,8 @@ impl StartPlan {
 }
 
 impl StartPlan {
-    /// Of the descriptors that the program started with, or was given, those that are the engine's, as far as they are still what
-    /// they were. On the engine's first thread.
+    /// Of the descriptors that the program started with, or was given, those that are the engine's, as far as they are
+    /// still what they were. On the engine's first thread.
     pub(crate) fn descriptors(&self) -> [Option<RawFd>; 4] {
         // SAFETY: only asked what it is; if it is not open, the answer is no.
         let is_device = |fd: &RawFd| *fd >= 0 && is_misc_device(unsafe { BorrowedFd::borrow_raw(*fd) });
@@ -230,11 +230,11 @@ pub(crate) fn publish(stat: &Stat, reach: Reach) {
     stat.rss_anon_peak_bytes.fetch_max(reach.resident, Relaxed);
 }
 
-/// A last look, for who reads the statistics of a program that has ended.
+/// A last look, for a reader of the statistics of a program that has ended.
 pub(crate) fn end() {
     let Some(plan) = dormant() else { return };
     let (stat, mine) = (plan.stat(), tree::mine());
-    // There are many small ones, which begin and end all the time, and nobody asks for those.
+    // There are many small ones, which begin and end all the time, and no user asks for those.
     if stat.is_some() || mine.is_some_and(|member| member.claim.held() > unwatched::SMALL) {
         let reach = here(0);
         stat.into_iter().for_each(|stat| publish(stat, reach));
@@ -337,7 +337,7 @@ pub(crate) fn fork_parent() {
 }
 
 /// In a child with memory of its own, made while there was no engine: it is as far from the budget as its parent. Also
-/// for one that was not announced. False: in its tree it is not, somebody is to watch it. (`reach`: pages, where its
+/// for one that was not announced. False: in its tree it is not, a monitor is to watch it. (`reach`: pages, where its
 /// parent's place does not say what the child could fill.)
 pub(crate) fn fork_child(reach: Option<u64>) -> bool {
     let was_announced = FORKS.swap(0, SeqCst) > 0;
@@ -345,12 +345,12 @@ pub(crate) fn fork_child(reach: Option<u64>) -> bool {
     hold_proc(-1);
     match STAGE.load(SeqCst) {
         DORMANT => HOME.store(std::process::id(), SeqCst),
-        // Who would have started it would have found the fork.
+        // A thread that would have started it would have found the fork.
         STARTING if was_announced => {
             HOME.store(std::process::id(), SeqCst);
             STAGE.store(DORMANT, SeqCst);
         }
-        STARTING => enter(OFF), // half a start, and nobody to end it
+        STARTING => enter(OFF), // half a start, and no thread to end it
         _ => {}
     }
     let holds = unwatched::forked(reach);
@@ -436,7 +436,7 @@ mod tests {
         let after = here(0);
         // Other tests map and unmap, too.
         assert!(after.data > before.data + 32 * MIB && after.bytes() >= after.data, "{before:?} {after:?}");
-        // SAFETY: mapped above, used by nobody.
+        // SAFETY: mapped above, used by no other code.
         unsafe { rustix::mm::munmap(at, len) }.unwrap();
     }
 

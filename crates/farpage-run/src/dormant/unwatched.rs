@@ -12,7 +12,7 @@ pub(crate) const SMALL: u64 = 512;
 /// And up to this part of the budget as long as all processes without an engine claim less than half of it.
 const SMALL_PART: u64 = 10;
 
-/// The pages that the parent had when this process was forked: its children share them until somebody writes.
+/// The pages that the parent had when this process was forked: its children share them until one writes.
 static FORKED_WITH: AtomicU64 = AtomicU64::new(0);
 
 /// In a forked child without an engine: takes a place of its own. What its parent could fill it can, too, and what its
@@ -33,7 +33,7 @@ pub(crate) fn forked_with() -> u64 {
 }
 
 /// A process without an engine could fill so many pages: claims them. False: there is not as much, or so much that
-/// others may want some of it back; somebody is to watch it.
+/// others may want some of it back; a monitor is to watch it.
 pub(crate) fn hold(pages: u64) -> bool {
     let (Some(segment), Some(mine)) = (tree::segment(), tree::mine()) else { return true };
     if mine.kind() == MemberKind::Nested {
@@ -49,13 +49,13 @@ pub(crate) fn hold(pages: u64) -> bool {
     if is_small(segment, pages, want) {
         mine.claim.add(want);
         if pages > SMALL && segment.claimed() > segment.budget() {
-            // All who could make room may be idle.
+            // All that could make room may be idle.
             TreeSnapshot::of(mine, segment).cheapest.into_iter().for_each(Member::ring);
         }
         return true;
     }
-    // A quarter of the budget is for those who can give. A forked child has brothers, with which it is to share: what
-    // it has without an engine nobody else gets. Those who ended without a word have nothing any more.
+    // A quarter of the budget is for those that can give. A forked child has brothers, with which it is to share: what
+    // it has without an engine no other gets. Those that ended without a word have nothing any more.
     let is_full = || match forked_with() {
         0 => segment.free() < segment.budget() / 4 + want,
         _ => is_full_for_child(segment, pages),

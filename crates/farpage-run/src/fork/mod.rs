@@ -1,4 +1,4 @@
-//! Fork: the child gets the right bytes in every swapped-out page, whoever of the family dies first.
+//! Fork: the child gets the right bytes in every swapped-out page, whichever process of the family dies first.
 //!
 //! The engine's whole state (words, frames, compressed pool, device tables) is ordinary private memory, so a fork
 //! copies it like everything else. What has to be done is to make the copy a *good* one, and to start a new engine in
@@ -10,7 +10,7 @@
 //!  reserve: a channel, threads ----->  monitor: what the child will need
 //!  prepare: gates closed  ---------->  writer, monitor wait
 //!           asks for a pause  ------>  pager applies all events, holds still
-//!  libc takes its locks     (pages that it needs, or who holds a lock, are placed and noted)
+//!  libc takes its locks     (pages that it or a lock's holder needs are placed and noted)
 //!  fork ------------------------------------------------------------> copy of a quiet engine
 //!  parent: resume  ---------------->   lease; events that were pending
 //!          gates open                  they go into the channel ->  child: new userfaultfd, mappings registered
@@ -19,10 +19,10 @@
 //! They are sent because another thread's munmap or mremap may have changed the mappings just before the copy
 //! while its event was still unread: the child then compares its own mappings with what it inherited.
 //!
-//! No `UFFD_FEATURE_EVENT_FORK`: that needs CAP_SYS_PTRACE, and the copy makes it unnecessary. But where the child could
-//! make no userfaultfds, it has them by that ([`crate::shared::given_uffds`]).
-//! The price: a child made without libc knowing has no engine and reads zeros. What goes round `fork()` through another
-//! function of libc is caught in the preload library.
+//! No `UFFD_FEATURE_EVENT_FORK`: that needs CAP_SYS_PTRACE, and the copy makes it unnecessary. But where the child
+//! could make no userfaultfds, it has them by that ([`crate::shared::given_uffds`]). The price: a child made without
+//! libc knowing has no engine and reads zeros. What goes round `fork()` through another function of libc is caught in
+//! the preload library.
 //!
 //! | file | what |
 //! | --- | --- |

@@ -91,10 +91,11 @@ impl Pager {
                 && pending.len() + more <= PENDING_MAX
                 && !held.is_full(more)
                 && self.cx.changes.order.has_room();
-            // The fork waits until its own message is read, which comes behind those of other threads: for these there is
-            // room left until then.
+            // The fork waits until its own message is read, which comes behind those of other threads: for these there
+            // is room left until then.
             let reads = if is_told { room && !held.is_half_full() || self.waits_to_be_heard(forker) } else { room };
-            // Beyond the room, something may be allocated. The copy is made then, or in a moment in which it is not good.
+            // Beyond the room, something may be allocated. The copy is made then, or in a moment in which it is not
+            // good.
             f.copy_unsafe.store(u32::from(reads && !room), SeqCst);
             let n = if reads { self.cx.changes.next_messages(self.cx.e, &*self.cx.mm, &mut one) } else { 0 };
             self.cx.changes.hear_forks(self.cx.e, None);

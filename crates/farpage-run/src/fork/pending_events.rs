@@ -5,8 +5,8 @@ use farpage_base::sys::pass::{receive, send};
 use farpage_base::sys::uffd::Message;
 use rustix::fd::BorrowedFd;
 
-/// Events that can be held: one for each thread that changes mappings during the few hundred microseconds of a fork, and
-/// as many again where the message of the fork comes behind them.
+/// Events that can be held: one for each thread that changes mappings during the few hundred microseconds of a fork,
+/// and as many again where the message of the fork comes behind them.
 const EVENTS_MAX: usize = 256;
 
 /// Changes of mappings that were pending when the process was copied.

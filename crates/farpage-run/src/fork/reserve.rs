@@ -1,12 +1,12 @@
 //! What a child's engine will need is had before the copy is made. So a fork that would not go well fails, as one does
 //! that the kernel refuses, and no child dies of it.
 //!
-//! | what | how |
-//! | --- | --- |
-//! | the engine's descriptors | they wait in a socket ([`crate::shared::channel`]), of which the program's table gets one end; above its limit if all numbers below are taken |
-//! | room in the table of the child's engine | the limit allows what that opens, or can be raised for its start |
-//! | memory | a few pages of the tree's budget; waited for, for a while (`Segment::wait_for_room_of_child`) |
-//! | threads | as many as the child's engine has stand by in the parent until the copy is made; then the child has a while to get its own |
+//! * The engine's descriptors wait in a socket ([`crate::shared::channel`]), of which the program's table gets one end;
+//!   above its limit if all numbers below are taken.
+//! * Room in the table of the child's engine: the limit allows what that opens, or can be raised for its start.
+//! * Memory: a few pages of the tree's budget, waited for, for a while (`Segment::wait_for_room_of_child`).
+//! * Threads: as many as the child's engine has stand by in the parent until the copy is made; then the child has a
+//!   while to get its own.
 //!
 //! The threads that stand by hold what the forking thread does. When the program changes that, they end, and others are
 //! made.
@@ -153,7 +153,7 @@ pub fn release() {
     f.lock.unlock();
 }
 
-/// Not again for a while if it was in vain: then nobody has anything to give.
+/// Not again for a while if it was in vain: then no process has anything to give.
 fn wait_for_room_of_child() {
     static NOT_BEFORE_US: AtomicU64 = AtomicU64::new(0);
     let (Some(segment), Some(mine)) = (tree::segment(), tree::place()) else { return };

@@ -102,7 +102,7 @@ pub fn activate_child(e: &'static Engine, proc: &'static Proc, pending: &Pending
         }
         match event {
             // Whether the copy was made before or after: what another thread unmaps during a fork, the child cannot
-            // count on; and what somebody else mapped there since is not ours. The same for what it discards.
+            // count on; and what another thread mapped there since is not ours. The same for what it discards.
             Message::Unmap { .. } | Message::Remove { .. } => pager.adoption.apply(&mut pager.cx, event),
             Message::Remap { from, to, len } if mapped.contains(Vpn::of(to)) => {
                 let (first, last, there) = (Vpn::of(from), Vpn::of(from + len), Vpn::of(to));

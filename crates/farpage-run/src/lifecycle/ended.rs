@@ -1,5 +1,5 @@
 //! The end of a program, as the library's finaliser sees it: a program that `farpage run` has become says one line if
-//! it waited for most of its time, because nobody else is there to say it.
+//! it waited for most of its time, because there is no launcher to say it.
 //!
 //! It says nothing that others say (`--stats`), nothing of short runs, and nothing where it would be out of place: in a
 //! process that another one of the tree has started, or when standard error is not the file any more that it was at the
@@ -15,7 +15,7 @@ use farpage_ipc::tree;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-/// Nobody needs advice for what takes no longer than this, and who looks at a program's messages mostly starts short
+/// A user needs no advice for what takes no longer than this, and who looks at a program's messages mostly starts short
 /// ones.
 const SHORT: Duration = Duration::from_secs(5);
 

@@ -35,7 +35,7 @@ unsafe extern "C" {
 fn touch_streams() {
     const CHAIN: usize = 104;
     const LOCK: usize = 136;
-    // SAFETY: libc's own list, walked as libc does, under its lock: nobody closes a stream and frees its memory
+    // SAFETY: libc's own list, walked as libc does, under its lock: no thread closes a stream and frees its memory
     // meanwhile. Offsets of the public, stable layout of FILE.
     unsafe {
         _IO_list_lock();
@@ -105,7 +105,7 @@ pub extern "C" fn prepare() {
     reserve_anyway(e);
     f.forking.mask.store(mask, SeqCst);
     f.forking.prepared.store(thread_pointer(), SeqCst);
-    // From here on nobody follows a change of privileges, and no signal of libc's for one reaches this thread.
+    // From here on no thread follows a change of privileges, and no signal of libc's for one reaches this thread.
     f.oversight.lock();
     stand_by_again(f);
     f.gates.writer.lock();

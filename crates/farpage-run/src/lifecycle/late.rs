@@ -69,8 +69,8 @@ pub struct Prepared {
 /// The configuration is wrong, the kernel gives no userfaultfd, or there is no descriptor left.
 pub fn prepare(configuration: &str, device: c_int, segment: c_int) -> Result<Prepared, LateStartError> {
     let conf = Conf::parse(configuration)?;
-    // The engine opens its own when the process comes near its budget. Who would be refused then is told now.
-    // SAFETY: the caller's, open for this call.
+    // The engine opens its own when the process comes near its budget. A process that would be refused then is told
+    // now. SAFETY: the caller's, open for this call.
     let device = (device >= 0).then(|| unsafe { BorrowedFd::borrow_raw(device) });
     let pagemap = pagemap::own().map_err(LateStartError::Pagemap)?;
     if given_uffds::numbers().is_none() {

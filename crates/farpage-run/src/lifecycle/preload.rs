@@ -58,7 +58,7 @@ fn alone(conf: &mut Conf) {
 
 /// Registers the handlers of forks, once; false: no memory for that. In a child libc calls handlers in the order in
 /// which they were registered, and those of others (allocators have some) may touch pages that are swapped out: so this
-/// must be done before anybody else registers any, engine or not. Without an engine they do nothing.
+/// must be done before other code registers any, engine or not. Without an engine they do nothing.
 pub fn follow_forks() -> bool {
     static ASKED: AtomicBool = AtomicBool::new(false);
     static FAILED: AtomicBool = AtomicBool::new(false);

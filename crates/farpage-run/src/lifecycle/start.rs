@@ -1,8 +1,8 @@
 //! When the engine starts, and its first thread. What is known until then is in [`crate::dormant`], whose header
 //! has the stages.
 //!
-//! Callers: program threads, by way of the preload library and [`crate::lifecycle::program`]; the initialiser; a forked child
-//! ([`crate::lifecycle::fork_handlers`](crate::fork)). No locks.
+//! Callers: program threads, by way of the preload library and [`crate::lifecycle::program`]; the initialiser; a forked
+//! child ([`crate::lifecycle::fork_handlers`](crate::fork)). No locks.
 
 use crate::dormant::unwatched;
 use crate::dormant::{
@@ -102,7 +102,7 @@ pub fn handed_out(bytes: usize) {
     }
 }
 
-/// The program's reach has grown by what nobody can count: looks, whatever was counted. As [`handed_out`].
+/// The program's reach has grown by what cannot be counted: looks, whatever was counted. As [`handed_out`].
 pub fn grown() {
     if STAGE.load(Relaxed) == DORMANT && is_home() {
         look(0);
@@ -110,7 +110,7 @@ pub fn grown() {
 }
 
 /// `bytes` of memory that is shared were mapped, anonymous or, where `fd` says so, of a file. They do not count; but
-/// somebody must be there to say so if they become more than the budget. As [`handed_out`].
+/// a monitor must be there to say so if they become more than the budget. As [`handed_out`].
 pub fn shared(bytes: usize, fd: Option<RawFd>) {
     const TMPFS: u64 = 0x0102_1994;
     let Some(plan) = dormant() else { return };
@@ -178,7 +178,7 @@ pub fn wake_now() {
 }
 
 /// The program is about to wait for children, or (`blocks` is false) to ask for them. Some may be unable to load the
-/// library: then somebody of the tree has to look after them, and this process, which has nothing else to do, gets a
+/// library: then a process of the tree has to look after them, and this process, which has nothing else to do, gets a
 /// monitor, unless there is one in the tree. Of a child that has just been forked it is not known yet: it is waited
 /// for, but not for long. On a program thread.
 pub fn waits_for_children(blocks: bool) {
@@ -345,8 +345,8 @@ pub(crate) fn fork_child_of(e: &Engine) {
 }
 
 /// A thread was started whose control block is at `block` (an address in it, as `pthread_t` is), with so much stack. On
-/// a program thread. The engine starts now: who has threads need not be alone, and runtimes that map memory by system
-/// call instructions of their own (Go's) have them.
+/// a program thread. The engine starts now: a program with threads need not be alone, and runtimes that map memory by
+/// system call instructions of their own (Go's) have them.
 pub(crate) fn thread_started(block: usize, stack: usize) {
     remember(block);
     handed_out(stack);
@@ -380,7 +380,7 @@ pub fn spawn_monitor(e: &'static Engine) -> Result<(), StartError> {
     let tid = e
         .spawn_patiently(MONITOR, &Start { entry: monitor::main, arg: e.address(), name, share_files: false })
         .map_err(|e| StartError::Thread(e.into()))?;
-    // Known before anybody can fork: a fork fetches descriptors from this thread's table.
+    // Known before a thread can fork: a fork fetches descriptors from this thread's table.
     e.fork.set_monitor(tid);
     Ok(())
 }

@@ -1,9 +1,10 @@
 //! How the engine hears of new mappings and threads, the quickest way first:
 //!
-//! | what | from whom | when |
-//! | --- | --- | --- |
-//! | a *note* ([`crate::shared::notice_ring`]) | the preload library, on the program's thread | memory is mapped, handed out by the allocator, or about to be filled by one call; if it is much, or was much since the last look ([`crate::shared::charge`]), the thread waits until it is registered |
-//! | a look at `/proc/self/maps` | the monitor | when resident memory has grown by pages nobody handed out, or too much was left out |
+//! * A *note* ([`crate::shared::notice_ring`]) comes from the preload library, on the program's thread: memory is
+//!   mapped, handed out by the allocator, or about to be filled by one call. If it is much, or was much since the last
+//!   look ([`crate::shared::charge`]), the thread waits until it is registered.
+//! * The monitor looks at `/proc/self/maps` when resident memory has grown by pages that were not handed out, or too
+//!   much was left out.
 //!
 //! While the budget has room, memory that the program is given is left out: a fault that goes through the pager costs
 //! several times what the kernel's own does, and to register a mapping and to follow its end as much as a dozen faults.
@@ -44,7 +45,7 @@ impl Engine {
                 }
                 return;
             }
-            // A thousand threads at once: whoever takes the notes is woken, and gets a moment.
+            // A thousand threads at once: the thread that takes the notes is woken, and gets a moment.
             self.ring();
             futex::wait(&self.wakeups.never, 0, Some(1_000_000));
         }
@@ -65,7 +66,7 @@ impl Engine {
     /// As [`crate::lifecycle::program::handed_out`].
     pub(crate) fn handed_out(&self, start: usize, len: usize, mapped: bool) {
         if !self.is_active() {
-            // More than the whole budget at once, and it may be filled in one call: sooner than anybody looks.
+            // More than the whole budget at once, and it may be filled in one call: sooner than a thread looks.
             if len as u64 > self.most_bytes() && self.fork.is_home() && !self.stage.retired.load(SeqCst) {
                 return self.announce(start, len);
             }
@@ -96,7 +97,7 @@ impl Engine {
         }
     }
 
-    /// The budget is near, and there is nobody any more to manage memory.
+    /// The budget is near, and there is no thread any more to manage memory.
     fn warn_retired(&self) {
         self.discovery.charges.allow(UNLIMITED);
         let text = "the program has given all its threads a seccomp filter, under which memory cannot be managed";
@@ -188,7 +189,7 @@ impl Engine {
         let _ = unsafe { syscall(nr::MADVISE, [start, len, POPULATE_WRITE, 0, 0, 0]) };
     }
 
-    /// Wakes whoever takes the notes.
+    /// Wakes the thread that takes the notes.
     pub(crate) fn ring(&self) {
         const DONTNEED: usize = 4;
         if self.is_active() {

@@ -21,15 +21,15 @@
 //! When no change is pending, all has been told, and this puts what waits into an order in which something comes to
 //! each place, and leaves it, by turns. What came is taken in the order in which it was told, and so is what left:
 //!
-//! * Who takes something away from a place has been told that his move to it is complete. So of two moves to one place
-//!   the second was made, and told, when the first had been told.
+//! * A thread that takes something away from a place has been told that its move to it is complete. So of two moves to
+//!   one place the second was made, and told, when the first had been told.
 //! * The first of them left the place before the second came. That may have been told later; but when the second one is
 //!   read, [`Order::push`] says that it waits, and [`crate::mappings::grace_period`] has nothing read before what
 //!   was made by then is at least on the queue. Only then can the second be told to go on, and leave in its turn.
 //! * Of a fresh place it is not known whether what was seen there is what was moved there. Whether there is something
 //!   in the end, as many changes came as went, or one more, or one less; so that is counted, and the kernel asked.
 //!
-//! docs/dev/events.md says what nobody can know: when a move to a place that is managed itself was told by halves.
+//! docs/dev/events.md says what cannot be known: when a move to a place that is managed itself was told by halves.
 //!
 //! Caller: the pager, with each message it reads. No locks.
 
@@ -151,7 +151,8 @@ pub(crate) fn is_known_after(
 }
 
 impl Order {
-    /// A change was read. `is_known(start, end)`: after all that was applied, something is mapped in that range (bytes).
+    /// A change was read. `is_known(start, end)`: after all that was applied, something is mapped in that range
+    /// (bytes).
     pub(crate) fn push(&mut self, m: Message, is_known: impl Fn(usize, usize) -> bool) -> When {
         let is_rest = |t: &Told| !t.whole && matches!(m, Message::Unmap { .. }) && freed_by(t.m) == freed_by(m);
         if let Some(at) = self.told.iter().position(is_rest) {

@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 /// CPU time in which a thread comes from the end of its change to its message, many times over (it takes about 2 us).
 const ON_ITS_WAY: Duration = Duration::from_micros(200);
 
-/// A thread that gets no CPU for so long is not waited for: faults wait meanwhile. Long, because who does not wait may
-/// take memory for what it is not; on a machine that is busy to this point the program stands still anyway.
+/// A thread that gets no CPU for so long is not waited for: faults wait meanwhile. Long, because a pager that does not
+/// wait may take memory for what it is not; on a machine that is busy to this point the program stands still anyway.
 const GRACE_WAIT_MAX: Duration = Duration::from_secs(30);
 
 /// Threads that are noted at most.
@@ -28,7 +28,7 @@ pub(crate) struct GracePeriod {
     proc: &'static Proc,
     /// Thread, and the CPU time at which it has told all that it did before.
     threads: Vec<(Thread, Duration)>,
-    /// A message is missing, and who runs has yet to be noted.
+    /// A message is missing, and the threads that run have yet to be noted.
     begins: bool,
     since: Instant,
 }
@@ -44,13 +44,14 @@ impl GracePeriod {
         self.proc
     }
 
-    /// A message is missing: who runs when the next one is wanted is waited for. All those that were able to run now
-    /// are, or have slept by then. So a thousand mappings that are looked at in one turn take one look at the threads.
+    /// A message is missing: the threads that run when the next one is wanted are waited for. All those that were able
+    /// to run now are, or have slept by then. So a thousand mappings that are looked at in one turn take one look at
+    /// the threads.
     pub(crate) fn begin(&mut self) {
         self.begins = true;
     }
 
-    /// Notes who runs.
+    /// Notes the threads that run.
     fn note_threads(&mut self) {
         self.begins = false;
         self.threads.clear();
@@ -61,7 +62,7 @@ impl GracePeriod {
                 noted.extend(cpu_time(thread.tid).map(|time| (thread, time + ON_ITS_WAY)));
             }
         });
-        // Without /proc nobody is waited for.
+        // Without /proc no thread is waited for.
         if all.is_err() {
             self.threads.clear();
         }

@@ -47,7 +47,7 @@ impl ProgramChange {
 
 impl Drop for ProgramChange {
     fn drop(&mut self) {
-        // In a child that was forked meanwhile by this thread, nobody is counted.
+        // In a child that was forked meanwhile by this thread, no thread is counted.
         let _ = CHANGES.fetch_update(SeqCst, SeqCst, |changes| changes.checked_sub(1));
     }
 }

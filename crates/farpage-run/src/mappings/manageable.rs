@@ -1,6 +1,7 @@
 //! Which of the program's memory may be managed, and is worth it.
 //!
-//! Callers: the monitor, which looks for mappings; the pager, which registers them; the forking thread. Locks: `managed`.
+//! Callers: the monitor, which looks for mappings; the pager, which registers them; the forking thread. Locks:
+//! `managed`.
 
 use crate::shared::state::Engine;
 use farpage_base::mem::lock::lock;

@@ -1,5 +1,5 @@
-//! Finds relocated tables of libraries ([`farpage_base::sys::relro`]) that are worth being swapped out, for the pager to take
-//! over ([`crate::pager::relocated`]).
+//! Finds relocated tables of libraries ([`farpage_base::sys::relro`]) that are worth being swapped out, for the pager
+//! to take over ([`crate::pager::relocated`]).
 //!
 //! The kernel manages no private mapping of a file, so what the loader has written of a library stays in memory. Once
 //! it is read-only it does not change any more, and can be exchanged for anonymous memory of the same content, which is

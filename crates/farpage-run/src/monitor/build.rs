@@ -1,6 +1,6 @@
 //! Makes the engine of a process in its arena: the only file that knows all of its parts.
 //!
-//! Caller: [`crate::monitor`], on the engine's first thread. No locks: nobody else has the engine yet.
+//! Caller: [`crate::monitor`], on the engine's first thread. No locks: no other thread has the engine yet.
 
 use crate::budget::share;
 use crate::dormant::{CHARGES, StartPlan, arena};
@@ -66,7 +66,7 @@ pub fn start_bytes() -> u64 {
 pub(crate) fn build(plan: &'static StartPlan) -> Result<&'static Engine, StartError> {
     let arena = arena(plan)?;
     let conf = plan.conf.clone();
-    // SAFETY: the part was made for the table and for nobody else; a child's is as fresh, since its parent's engine
+    // SAFETY: the part was made for the table alone; a child's is as fresh, since its parent's engine
     // managed nothing.
     let table = unsafe { PageTable::new(arena.table) };
     let controls = Controls::new(conf.tune.clone());

@@ -1,5 +1,5 @@
-//! How the budget is divided between pages as they are and compressed ones: what [`PoolShare`] decides, carried out. The
-//! monitor's. Takes the lock of the lists, and under it none.
+//! How the budget is divided between pages as they are and compressed ones: what [`PoolShare`] decides, carried out.
+//! The monitor's. Takes the lock of the lists, and under it none.
 
 use crate::shared::state::Engine;
 use farpage_base::mem::lock::lock;

@@ -50,7 +50,7 @@ impl Membership {
     }
 
     /// Says in the tree what this process has, asks for more and gives. Whether it gives. Now and then, looks after
-    /// those who cannot.
+    /// those that cannot.
     pub(super) fn look(&mut self, e: &Engine, proc: &Proc, used: i64) -> bool {
         let Some(tree) = &mut self.share else { return false };
         let load = |counter: &AtomicU64| counter.load(Relaxed);
@@ -95,7 +95,7 @@ impl Membership {
     /// How long the process may go on resting for `most`: what others do is to be seen. `None`: not at all.
     pub(super) fn rests(&self, most: Duration) -> Option<Duration> {
         let Some(tree) = &self.share else { return Some(most) };
-        // Who shares pages with it, and who has more than there is.
+        // One that shares pages with it, and one that has more than there is.
         if self.shared_pages.is_related() {
             return None;
         }
@@ -139,8 +139,8 @@ fn tree_share(e: &Engine, is_child: bool) -> Option<TreeShare> {
     Some(TreeShare::new(segment, mine))
 }
 
-/// Looks after processes without the library, if nobody has just done so; says once in a tree that they have more than
-/// a tenth of its budget.
+/// Looks after processes without the library, if no process has just done so; says once in a tree that they have more
+/// than a tenth of its budget.
 fn look_after_strangers(segment: &Segment) {
     let Some(held) = strangers::sweep(segment) else { return };
     if !held.much || warn_once::is_said(WarningKind::Strangers) {

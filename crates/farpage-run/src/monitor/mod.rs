@@ -223,7 +223,7 @@ impl Monitor {
         pause
     }
 
-    /// Nobody will look any more: who is given what is left of the way to the budget says that there is none.
+    /// No thread will look any more: one that is given what is left of the way to the budget says that there is none.
     fn retire(&mut self) {
         let e = self.e;
         let resident = reach(&self.statm).map_or(0, |now| now.resident);
@@ -264,7 +264,7 @@ impl Monitor {
             let parks = tree.is_some_and(|tree| tree.mine.park.load(SeqCst) == park::ASKED);
             let asked = e.early_notes() || parks;
             if (next == Next::Manage || asked) && !self.failed {
-                e.discovery.charges.allow(0); // whoever is given more waits until memory is managed
+                e.discovery.charges.allow(0); // a thread that is given more waits until memory is managed
                 if e.is_excluded() {
                     self.failed = true;
                     e.warn_excluded();

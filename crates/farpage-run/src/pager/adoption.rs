@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 const PUT_OFF_MAX: Duration = Duration::from_millis(20);
 
 impl Adoption {
-    /// Who waits for what was noted goes on.
+    /// The threads that wait for what was noted go on.
     pub(crate) fn finish_notes(&mut self, cx: &Cx) {
         if self.let_go.is_done() && std::mem::take(&mut self.noted) {
             cx.e.discovery.notes.finish();
@@ -30,7 +30,8 @@ impl Adoption {
             match note {
                 Note::Thread(block) => e.pin_thread(block),
                 Note::LetGo(start, end) => self.let_go.add(start, end),
-                Note::Mapping(start, end) if e.discovery.recent.covers(start, end) => {} // another note was of the same mapping
+                // Another note was of the same mapping.
+                Note::Mapping(start, end) if e.discovery.recent.covers(start, end) => {}
                 Note::Mapping(start, end) if e.can_wait(start, end) => {}
                 Note::Mapping(start, end) => {
                     self.adopt_mappings(cx, start, end);
@@ -48,7 +49,7 @@ impl Adoption {
             self.adopt_mappings(cx, start, end);
         }
         self.news = news;
-        // Who waits for memory to be let go waits until it is.
+        // A thread that waits for memory to be let go waits until it is.
         self.noted |= noted;
         if e.budget.over_limit() == 0 {
             self.finish_notes(cx);
@@ -57,8 +58,9 @@ impl Adoption {
     }
 
     /// Whether news wait for another turn. What is looked at while a change is pending has to be looked at again, and
-    /// each message after that is waited for ([`Changes::add_fresh`](crate::pager::changes::Changes::add_fresh)). Mostly none is pending once those on the queue are
-    /// read and their threads have run; where a thousand threads start and end, one always is.
+    /// each message after that is waited for ([`Changes::add_fresh`](crate::pager::changes::Changes::add_fresh)).
+    /// Mostly none is pending once those on the queue are read and their threads have run; where a thousand threads
+    /// start and end, one always is.
     pub(crate) fn puts_off_news(&mut self, cx: &mut Cx) -> bool {
         let e = cx.e;
         let are_there =

@@ -55,7 +55,7 @@ pub(crate) struct Cx {
     pub(crate) e: &'static Engine,
     /// The program's address space.
     pub(crate) mm: Box<dyn AddressSpace>,
-    /// Whoever writes to it wakes the pager.
+    /// A thread that writes to it wakes the pager.
     pub(crate) kick: OwnedFd,
     /// Pages placed so far.
     pub(crate) filled: u64,

@@ -7,8 +7,8 @@
 //! is, and never reclaims.
 //!
 //! *Why no page is used twice.* A page that was the program's may be in a pipe or a socket, too, and must not be
-//! written by us ([`farpage_base::mem::frame`]). And to move one into the program interrupts every CPU that has run a thread
-//! of the process since the last time; a copy interrupts nobody.
+//! written by us ([`farpage_base::mem::frame`]). And to move one into the program interrupts every CPU that has run a
+//! thread of the process since the last time; a copy interrupts none.
 //!
 //! Callers: `fault`, `swap_in`, `prefetch`, `let_go`, on the pager's thread. Locks: that of the frames; `discard_area`,
 //! and that of the frames in it.
@@ -47,7 +47,7 @@ impl Cx {
         self.e.budget.room().max(0) as usize
     }
 
-    /// Pages that the budget has room for. If that is less than `n`, and there are enough frames that nobody needs,
+    /// Pages that the budget has room for. If that is less than `n`, and there are enough frames that are not needed,
     /// they are given back first.
     pub(crate) fn room_for(&self, n: usize) -> usize {
         let missing = n.saturating_sub(self.room());
@@ -134,7 +134,7 @@ impl Cx {
         frames.take_empty(want)
     }
 
-    /// Up to `n` neighbouring frames to load pages into that nobody waits for, if there is room for `spare` pages
+    /// Up to `n` neighbouring frames to load pages into that no thread waits for, if there is room for `spare` pages
     /// besides: free ones, or new ones; `None`: there are none just now.
     pub(crate) fn buffer_frames(&mut self, n: usize, spare: usize) -> Option<(FrameNo, usize)> {
         let e = self.e;
@@ -156,7 +156,7 @@ impl Cx {
         (done > 0).then_some((first, done))
     }
 
-    /// A page that nobody has asked for stays in its frame until it is touched.
+    /// A page that no thread has asked for stays in its frame until it is touched.
     pub(crate) fn add_to_swap_cache(&self, vpn: Vpn, f: FrameNo, entry: Entry) {
         let e = self.e;
         let Some(node) = e.table.node(vpn) else {

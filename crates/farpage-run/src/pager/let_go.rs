@@ -1,9 +1,8 @@
 //! Memory that the program is to have for itself: all of it is brought in, and none of it is managed any more.
 //!
-//! | what | why | until |
-//! | --- | --- | --- |
-//! | a range | the program registers it with a userfaultfd of its own; the kernel allows one | that is undone |
-//! | everything | the program has opened its own pagemap: what is swapped out here looks there as if it had never been used, and whoever clears only what has been used would keep the rest | the process ends |
+//! * A range: the program registers it with a userfaultfd of its own, and the kernel allows one. Until that is undone.
+//! * Everything: the program has opened its own pagemap. What is swapped out here looks there as if it had never been
+//!   used, and a program that clears only what has been used would keep the rest. Until the process ends.
 //!
 //! Pages come in above the budget if need be. Each one loses its word as soon as it is there, so that it is out of
 //! reclaim's reach; when no page of the range has a word, the range is no longer registered. Nothing of the program

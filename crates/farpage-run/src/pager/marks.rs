@@ -1,14 +1,16 @@
 //! Marks in the program's page tables where there is no page: a *guard* (`MADV_GUARD_INSTALL`, Linux 6.13), and a page
-//! that was lost ([`crate::pager::poison`]). Who touches one gets a signal, and the pager hears nothing of it.
+//! that was lost ([`crate::pager::poison`]). A thread that touches one gets a signal, and the pager hears nothing of
+//! it.
 //!
-//! `UFFDIO_COPY` copies over a mark, where a page is put that nobody has faulted for. So from the first mark on that is
-//! known of, each copy looks at its place before ([`Cx::unmarked`]), and ends before a mark. (Nothing can be moved
+//! `UFFDIO_COPY` copies over a mark, where a page is put that no thread has faulted for. So from the first mark on that
+//! is known of, each copy looks at its place before ([`Cx::unmarked`]), and ends before a mark. (Nothing can be moved
 //! over one, and a discard lets guards be.)
 //!
 //! No event tells of a guard, and the page that it takes away may be out. So the interposed `madvise` makes the call
 //! three times over: it installs the guard; discards the range, which is an event, at which the pager forgets what it
-//! had; and installs again what the pager has copied over until it read the event ([`Engine::guarded`](crate::shared::state::Engine::guarded)). A guard that
-//! is made without libc is found where it is in the way: by a scan, by a copy, by a move.
+//! had; and installs again what the pager has copied over until it read the event
+//! ([`Engine::guarded`](crate::shared::state::Engine::guarded)). A guard that is made without libc is found where it is
+//! in the way: by a scan, by a copy, by a move.
 //!
 //! Callers: the preload library, on program threads; `fill`, `reclaim`, `mappings::register`, on the pager's.
 
@@ -48,8 +50,8 @@ impl Cx {
         }
     }
 
-    /// What was where guards were found is of no worth any more, if they still are there. Not at once: whoever found
-    /// them may be about to place it.
+    /// What was where guards were found is of no worth any more, if they still are there. Not at once: the caller that
+    /// found them may be about to place it.
     pub(crate) fn forget_guarded(&mut self) {
         let mut there = Vec::new();
         for (start, end) in std::mem::take(&mut self.guards) {

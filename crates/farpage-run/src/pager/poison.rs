@@ -1,6 +1,6 @@
 //! Pages that no device can read back.
 //!
-//! The page is poisoned: the threads that wait for it, and whoever touches it later, get SIGBUS; the rest of the
+//! The page is poisoned: the threads that wait for it, and those that touch it later, get SIGBUS; the rest of the
 //! program goes on. Its slot is freed and its word says that there is no page, as after a discard. A real discard or
 //! `munmap` drops the kernel's mark, and the page is zero then; `mremap` takes the mark along, and a fork copies it. A
 //! scan that takes a marked page for present cannot move it; and zeros are not put over it ([`super::marks`]).

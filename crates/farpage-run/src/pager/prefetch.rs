@@ -13,9 +13,9 @@
 //!   --[ read, placed ][ read meanwhile, in frames ][ read meanwhile ...
 //! ```
 //!
-//! *Asked for.* The fault of a single thread is served by a read that the pager waits for; nobody else wants anything,
-//! and a queue costs more than it gains. With several threads ([`FaultConcurrency`]) the page's window is queued
-//! instead, the fault stays with those that wait, and the faults of the others are served, or read, meanwhile.
+//! *Asked for.* The fault of a single thread is served by a read that the pager waits for; no other thread wants
+//! anything, and a queue costs more than it gains. With several threads ([`FaultConcurrency`]) the page's window is
+//! queued instead, the fault stays with those that wait, and the faults of the others are served, or read, meanwhile.
 //!
 //! What fails to be read is dropped. If it is wanted it is read again, waited for, and then an error is one.
 //!

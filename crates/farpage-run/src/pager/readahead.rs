@@ -71,7 +71,7 @@ struct MappingStreams {
 pub(crate) struct Readahead {
     tuning: Tuning,
     max: u32,
-    /// Whose turn it is among `streams`.
+    /// The thread's place among `streams`.
     own: usize,
     streams: Box<[Streams; THREADS]>,
     /// The one used last first.
@@ -97,7 +97,7 @@ impl Readahead {
         self.own = (tid.wrapping_mul(0x9e37_79b9) >> 29) as usize;
     }
 
-    /// Whose streams were asked last, for [`Readahead::resume`].
+    /// The streams that were asked last, for [`Readahead::resume`].
     pub(crate) fn turn(&self) -> usize {
         self.own
     }
@@ -133,7 +133,7 @@ impl Readahead {
             _ if self.max == 1 => Plan::Run(single(vpn)),
             Rule::None => Plan::Run(single(vpn)),
             Rule::Stream => match self.on_stream(vpn, is_there) {
-                // Not if all pages read ahead wait: whose touch it is that counts could not be told then.
+                // Not if all pages read ahead wait: which touch counts could not be told then.
                 window if window.pages == 1 && rotational && !self.is_exact() => self.in_slot_order(entry),
                 window if window.stride == 1 => Plan::Run(window),
                 window => Plan::Each(window),

@@ -32,7 +32,7 @@ const RECORDED_PART: i64 = 8;
 /// Which pages go.
 #[derive(Clone, Copy)]
 enum Oldest {
-    /// Those whose turn it is.
+    /// Those that are next.
     InTurn,
     /// Those that proved hot.
     Hot,
@@ -58,7 +58,7 @@ impl Reclaim {
     /// `zeros` of them, if it has never been touched. May reclaim, and so may change the state
     /// of any page; nothing after it in a fault does.
     ///
-    /// What was reserved is not kept from others. If somebody else takes it, the fault waits, and is reserved for anew.
+    /// What was reserved is not kept from others. If another fault takes it, this one waits, and is reserved for anew.
     pub(crate) fn reserve(&mut self, cx: &mut Cx, adoption: &mut Adoption, vpn: Vpn, zeros: usize) {
         let e = cx.e;
         cx.granted = 0;
@@ -194,8 +194,8 @@ impl Reclaim {
         false
     }
 
-    /// [`Reclaim::shrink`], on past pages that cannot be moved. If there are no others, those that other processes have,
-    /// too, are taken out as well.
+    /// [`Reclaim::shrink`], on past pages that cannot be moved. If there are no others, those that other processes
+    /// have, too, are taken out as well.
     ///
     /// # Errors
     /// As [`Reclaim::shrink_round`].
@@ -309,7 +309,7 @@ impl Reclaim {
     }
 }
 
-/// Gives frames back to the kernel that nobody needs, so that there is room for pages that are to come in.
+/// Gives frames back to the kernel that are not needed, so that there is room for pages that are to come in.
 fn keep_room(cx: &Cx) -> bool {
     let few = cx.room() < SCRATCH_PAGES && cx.e.frames.worthless_count() >= SCRATCH_PAGES;
     few && store::release_unused(cx.e) > 0
@@ -323,7 +323,7 @@ pub(crate) fn store_a_little(cx: &Cx) {
     }
 }
 
-/// If there are frames that nobody needs for what is missing to `want` pages of room, gives them back. True: there
+/// If there are frames that are not needed for what is missing to `want` pages of room, gives them back. True: there
 /// is room, or some pages are granted.
 pub(crate) fn gives_back(cx: &mut Cx, want: usize) -> bool {
     let e = cx.e;
@@ -340,7 +340,7 @@ pub(crate) fn gives_back(cx: &mut Cx, want: usize) -> bool {
     cx.granted > 0 || cx.room() > 0
 }
 
-/// After a round in which `refused` pages could not be moved and none could: whether nobody has a page that could
+/// After a round in which `refused` pages could not be moved and none could: whether there is no page that could
 /// become a frame. Then to wait is of no use, and the budget gives way.
 fn is_nothing_left(cx: &Cx, refused: usize) -> bool {
     let e = cx.e;

@@ -79,7 +79,7 @@ impl Cx {
         self.readahead.on_served(first, (behind - first) as u32);
     }
 
-    /// Maps a page of the swap cache that nobody waits for; whether that was done.
+    /// Maps a page of the swap cache that no thread waits for; whether that was done.
     fn map_cached(&mut self, vpn: Vpn) -> bool {
         let e = self.e;
         let Some((node, State::Cached(f))) = e.table.node(vpn).map(|node| (node, e.table.state(node))) else {

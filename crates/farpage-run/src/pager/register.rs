@@ -150,7 +150,7 @@ impl Adoption {
         };
         match result {
             Ok(()) => {}
-            // Not anonymous any more, gone, or somebody else's userfaultfd: left alone.
+            // Not anonymous any more, gone, or of another userfaultfd: left alone.
             Err(UffdError::Busy) => {
                 self.let_go.refuse(start, end);
                 return;
@@ -233,7 +233,7 @@ impl Adoption {
 }
 
 /// Takes pages out that have no memory behind them but the kernel's shared zero page: a program that has read much
-/// memory and then writes it would grow without a fault that anybody sees. They read as zeros afterwards as before.
+/// memory and then writes it would grow without a fault that the pager sees. They read as zeros afterwards as before.
 /// A page that was written meanwhile has its content in the frame, and goes to the swap cache.
 fn take_out_zeros(cx: &mut Cx, robust: &mut RobustLists, first: Vpn, last: Vpn) {
     let e = cx.e;

@@ -1,10 +1,10 @@
 //! Relocated tables of libraries: taking them over, and taking their pages out.
 //!
-//! The monitor finds them ([`crate::mappings::relocated`]). [`make_anonymous`] puts anonymous memory in their
-//! place, which is registered then like any new mapping. It stays read-only, and `UFFDIO_MOVE` takes no page out of
-//! what may not be written: so a batch is made writable while it is moved. Nobody writes there, and who makes such
-//! memory writable by libc waits meanwhile ([`crate::mappings::library_guard`]); from then on it is ordinary
-//! memory. Back in pages come by a copy, which the rights do not matter to.
+//! The monitor finds them ([`crate::mappings::relocated`]). [`make_anonymous`] puts anonymous memory in their place,
+//! which is registered then like any new mapping. It stays read-only, and `UFFDIO_MOVE` takes no page out of what may
+//! not be written: so a batch is made writable while it is moved. No thread writes there, and one that makes such
+//! memory writable by libc waits meanwhile ([`crate::mappings::library_guard`]); from then on it is ordinary memory.
+//! Back in pages come by a copy, which the rights do not matter to.
 //!
 //! Caller: the pager's thread. Locks: `managed`, `read_only`, one at a time.
 
@@ -71,7 +71,7 @@ impl Cx {
         }
     }
 
-    /// Whether the library is still there. (If it was unmapped before what was taken over was registered, nobody said
+    /// Whether the library is still there. (If it was unmapped before what was taken over was registered, no event said
     /// so.)
     fn is_behind_a_file(&self, vpn: Vpn) -> bool {
         let range = lock(&self.e.memory.read_only).covering(vpn);

@@ -2,10 +2,10 @@
 //!
 //! Each thread has a list of those that it holds, in the program's memory. When the thread ends, the kernel goes along
 //! the list and marks them. It does not wait for a page then (userfaultfd is not asked for a thread that exits), but
-//! stops there: whoever waits for that mutex, or for one behind it, waits for ever. And a process may be killed at any
-//! time. So a page with a mutex that is held, or just being taken, stays in. The lists are looked at before pages are
-//! taken out, and once more afterwards, because a thread may have taken a mutex in between: its page comes back at
-//! once.
+//! stops there: a thread that waits for that mutex, or for one behind it, waits for ever. And a process may be killed
+//! at any time. So a page with a mutex that is held, or just being taken, stays in. The lists are looked at before
+//! pages are taken out, and once more afterwards, because a thread may have taken a mutex in between: its page comes
+//! back at once.
 //!
 //! Lists have nodes only in programs that make such mutexes, which the preload library hears of
 //! ([`robust_mutexes_seen`]). (Those that another process has made are in shared memory, which is not managed.)

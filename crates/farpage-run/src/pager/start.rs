@@ -59,7 +59,7 @@ pub struct PagerParts {
 pub fn activate(e: &'static Engine, proc: &'static Proc, opened: Option<PagerParts>) -> Result<(), StartError> {
     let opened = opened.map_or_else(|| open(e, proc), Ok)?;
     let mut pager = make_pager(e, opened, proc)?;
-    // Before anything is registered: who finds memory busy asks for it.
+    // Before anything is registered: a thread that finds memory busy asks for it.
     e.stage.active.store(true, Ordering::SeqCst);
     // Before the threads are started, which have to wait for a CPU if the program's threads keep all of them busy:
     // what is registered makes those wait instead.
@@ -177,14 +177,14 @@ pub(crate) fn run_pager(e: &'static Engine, pager: Box<Pager>) -> Result<(), Sta
     e.discovery.charges.allow(e.large() as u64);
     e.stage.active.store(true, Ordering::SeqCst);
     let spawn = |index, entry, arg, name| e.spawn_patiently(index, &Start { entry, arg, name, share_files: true });
-    // The writer first: without one, nobody would free slots.
+    // The writer first: without one, no thread would free slots.
     let started = spawn(WRITER, writer::main, e.address(), b"farpage-writer").and_then(|writer| {
         e.wakeups.writer_tid.store(writer, Ordering::Relaxed);
         spawn(PAGER, main, pager as usize, THREAD_NAME)
     });
     e.wakeups.pager_tid.store(*started.as_ref().unwrap_or(&0), Ordering::Relaxed);
     if let Err(error) = started {
-        // With the userfaultfds the registrations go, and nobody waits for a page, or a fork for its message to be
+        // With the userfaultfds the registrations go, and no thread waits for a page, or a fork for its message to be
         // read.
         e.stage.active.store(false, Ordering::SeqCst);
         e.wakeups.kick_fd.store(-1, Ordering::Release);

@@ -2,8 +2,8 @@
 //!
 //! `UFFDIO_MOVE` wants the same access rights on both sides, and frames cannot be executed (nor should they: nothing
 //! else makes a page of a program that has no such memory executable and writable). So such pages are moved to the
-//! *transit* part, which nobody else can write to, copied to frames from there, and given back to the kernel by way of
-//! the *waste* part, as frames are through the discard area. In again they come by a copy, as into any mapping with
+//! *transit* part, which no other thread can write to, copied to frames from there, and given back to the kernel by way
+//! of the *waste* part, as frames are through the discard area. In again they come by a copy, as into any mapping with
 //! other access rights ([`crate::pager::fill`]).
 //!
 //! Both parts become executable when they are first wanted. What can be executed and not written is refused by the
@@ -101,7 +101,7 @@ impl Transit {
                 break;
             }
         }
-        // SAFETY: both sides are the engine's, and present as far as that: nobody else can write to either.
+        // SAFETY: both sides are the engine's, and present as far as that: no other thread can write to either.
         unsafe { std::ptr::copy_nonoverlapping(transit as *const u8, frames as *mut u8, bytes) };
         let done = bytes / PAGE_SIZE;
         self.empty(cx, done);
@@ -140,8 +140,8 @@ impl Transit {
         }
         e.budget.add(-(done as i64));
         if done < n {
-            // Never seen: the pages were movable a moment ago, and nobody else has them. A page that stays here would
-            // have the next ones refused.
+            // Never seen: the pages were movable a moment ago, and no other thread has them. A page that stays here
+            // would have the next ones refused.
             *self = Transit::Closed;
         }
     }

@@ -82,7 +82,7 @@ impl Pager {
                 self.pace.stay_awake(self.cx.e, 0, Instant::now());
             }
         } else {
-            // Faults wait for an event to be finished by its thread, or for frames: both need somebody else to run.
+            // Faults wait for an event to be finished by its thread, or for frames: both need another thread to run.
             self.cx.e.wakeups.pager_waits.store(true, Ordering::Release);
             let held = share::is_held();
             self.cx.sleep(Some(if held { LATE.as_nanos() as i64 / 4 } else { 200_000 }));

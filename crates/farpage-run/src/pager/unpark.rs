@@ -1,4 +1,4 @@
-//! What was swapped out comes in before anybody wants it: `farpage unpark`.
+//! What was swapped out comes in before a thread wants it: `farpage unpark`.
 //!
 //! A step at a time, so that faults do not wait; from the lowest address up, until the end, or until there is no room.
 //!

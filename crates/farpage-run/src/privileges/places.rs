@@ -1,11 +1,12 @@
-//! Directories that the engine's threads have open, when the program changes its root directory, its mounts or its user.
+//! Directories that the engine's threads have open, when the program changes its root directory, its mounts or its
+//! user.
 //!
-//! Whoever takes the program over can fetch any descriptor of any thread, and a directory that lies outside is a way
-//! out. So what the program cannot open by its path any more the engine does not have either. What it needs of it
+//! An attacker that takes the program over can fetch any descriptor of any thread, and a directory that lies outside is
+//! a way out. So what the program cannot open by its path any more the engine does not have either. What it needs of it
 //! was opened before: its swap file. `/proc` it cannot do without: where there is none in the new root directory, it
 //! has one of its own, from which no way leads up.
 //!
-//! What is exchanged keeps its number, so whoever uses it need not know. Caller: the monitor, in the descriptor table
+//! What is exchanged keeps its number, so its users need not know. Caller: the monitor, in the descriptor table
 //! that all engine threads have. No locks.
 
 use super::Change;
@@ -30,7 +31,7 @@ pub(super) fn before(e: &Engine, proc: &Proc, change: Change) -> Option<HeldDire
         return None;
     }
     if change == Change::Place && !proc.is_top() {
-        // Who may change its root directory may mount, too, mostly.
+        // A process that may change its root directory may mount, too, mostly.
         let _ = Proc::mount().and_then(|own| own.hold_instead());
     }
     let path = |fd| readlinkat(proc, format!("thread-self/fd/{fd}"), Vec::new()).unwrap_or_default();

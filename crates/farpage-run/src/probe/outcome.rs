@@ -1,6 +1,6 @@
 //! What became of a try: it works, or why not.
 //!
-//! Callers: [`crate::probe`], and who shows it. Types only.
+//! Callers: [`crate::probe`], and the command, which shows it. Types only.
 
 use rustix::io::Errno;
 use std::fmt;

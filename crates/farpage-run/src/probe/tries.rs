@@ -25,7 +25,7 @@ pub(super) fn new_from_device(device: BorrowedFd<'_>, mode: u32) -> Result<Owned
     if fd < 0 {
         return Err(last_errno());
     }
-    // SAFETY: the kernel has just given us this descriptor; nobody else owns it.
+    // SAFETY: the kernel has just given us this descriptor; no other code owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -112,7 +112,7 @@ pub(super) fn io_uring() -> Verdict {
     if fd < 0 {
         return Err(last_errno().into());
     }
-    // SAFETY: the kernel has just given us this descriptor; nobody else owns it.
+    // SAFETY: the kernel has just given us this descriptor; no other code owns it.
     drop(unsafe { OwnedFd::from_raw_fd(fd as i32) });
     Ok(())
 }

@@ -38,7 +38,7 @@ pub(crate) trait AddressSpace: Send {
     /// Makes an absent page one that cannot be read.
     fn poison(&self, page: usize, quiet: bool) -> Result<(), UffdError>;
 
-    /// Wakes who waits for a page in `[start, start + len)`.
+    /// Wakes the threads that wait for a page in `[start, start + len)`.
     fn wake(&self, start: usize, len: usize);
 
     /// Whether a change of mappings is under way whose event has not been read, or whose thread has not gone on yet.
@@ -82,7 +82,7 @@ pub(crate) trait AddressSpace: Send {
     /// How far a mapping that ends at `end` could grow in place.
     fn free_until(&self, end: usize) -> usize;
 
-    /// What is readable when there are messages; `None`: they come only while somebody asks.
+    /// What is readable when there are messages; `None`: they come only while the pager asks.
     fn descriptor(&self) -> Option<BorrowedFd<'_>>;
 }
 
@@ -171,7 +171,7 @@ impl AddressSpace for Kernel {
 
     fn set_writable(&self, start: usize, len: usize, writable: bool) -> Result<(), Errno> {
         let write = if writable { MprotectFlags::WRITE } else { MprotectFlags::empty() };
-        // SAFETY: memory of the program; the caller knows that nobody writes to it.
+        // SAFETY: memory of the program; the caller knows that no thread writes to it.
         unsafe { mprotect(start as *mut _, len, MprotectFlags::READ | write) }
     }
 

@@ -1,6 +1,6 @@
 //! Compressed windows, read in advance by another thread.
 //!
-//! A read from a file goes on while the pager does something else; compressed pages somebody has to decompress. That is
+//! A read from a file goes on while the pager does something else; compressed pages a thread has to decompress. That is
 //! the decompressor's work: the pager posts a window ([`Board::post`]), serves faults, and takes what the decompressor
 //! has not come to when it wants the window ([`Board::take_over`]). So a decompressor that gets no CPU costs a wake-up
 //! and nothing else. Whether it pays is tried ([`crate::cpus::ab_trial`]).
@@ -126,7 +126,7 @@ impl Board {
         (job.failed.load(Relaxed).trailing_zeros() as usize).min(len)
     }
 
-    /// Nobody wants a window any more: what has not been loaded is not.
+    /// A window is wanted no more: what has not been loaded is not.
     pub(crate) fn take_back(&self, ticket: Ticket) {
         let job = &self.jobs[ticket.0];
         job.split.rest();
@@ -163,8 +163,8 @@ impl Job {
     pub(crate) fn load(&self, from: &SwapSpace, to: &Frames, i: u32) {
         let entry = Entry::from_raw(self.entries[i as usize].load(Relaxed));
         let frame = FrameNo::new(self.frame.load(Relaxed)) + i as usize;
-        // SAFETY: the frame is the window's, each page of it is taken once, and nobody else has a reference before it
-        // is over.
+        // SAFETY: the frame is the window's, each page of it is taken once, and no other thread has a reference before
+        // it is over.
         let page = unsafe { to.page_mut(frame) };
         if entry.is_none_or(|entry| from.load(entry, page).is_err()) {
             self.failed.fetch_or(1 << i, Relaxed);

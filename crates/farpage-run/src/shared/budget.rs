@@ -1,8 +1,9 @@
 //! How many pages the process has, and how many it may have.
 //!
-//! The number that counts is the kernel's: resident anonymous pages (RssAnon), less what others pay for ([`crate::budget::shared_pages`]). It
-//! is sampled by the monitor thread; in between, every engine thread that takes pages from the kernel or gives some
-//! back adds to `grown`. The sum is the estimate all decisions use, so an error lives until the next sample only.
+//! The number that counts is the kernel's: resident anonymous pages (RssAnon), less what others pay for
+//! ([`crate::budget::shared_pages`]). It is sampled by the monitor thread; in between, every engine thread that takes
+//! pages from the kernel or gives some back adds to `grown`. The sum is the estimate all decisions use, so an error
+//! lives until the next sample only.
 
 use farpage_base::sys::proc::Shared;
 use farpage_swap::tuning::{Controller, Controls};
@@ -36,7 +37,7 @@ pub struct Budget {
     shared: AtomicI64,
     /// Those that others have, too.
     common: AtomicI64,
-    /// Until then nobody waits for memory that another process of the tree gives: none came in time. Microseconds.
+    /// Until then no thread waits for memory that another process of the tree gives: none came in time. Microseconds.
     pub(crate) grant_backoff_us: AtomicU64,
 }
 
@@ -170,7 +171,7 @@ impl Budget {
     /// limit at which background reclaim starts.
     pub fn headroom(&self) -> i64 {
         let promised = self.promised();
-        // A small budget is outrun by a larger part of it: a program can fill some MiB before anybody looks.
+        // A small budget is outrun by a larger part of it: a program can fill some MiB before a thread looks.
         (promised / 64).clamp((promised / 16).min(256), 2048).max(promised / 128)
     }
 
@@ -259,7 +260,7 @@ mod tests {
         b.unmanaged_is(9_000);
         b.stuck_is(500);
         assert_eq!((b.limit(), b.movable(), b.is_crowded(0)), (12_000, 2_500, false));
-        // What is above the promise for that reason makes nobody cautious.
+        // What is above the promise for that reason makes no process cautious.
         b.sample(11_900, 0);
         b.unmanaged_is(0);
         b.stuck_is(9_000);

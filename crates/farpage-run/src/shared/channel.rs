@@ -14,7 +14,7 @@
 //!   the copy is made ------------------------------------------------------->  descriptors, pending events
 //!   closes the end                         its end stays: the *lease*          keeps the end as long as it lives
 //! ```
-//! When all copies of the child's end are closed, the child and whoever descends from it are gone: the lease is over.
+//! When all copies of the child's end are closed, the child and all its descendants are gone: the lease is over.
 //!
 //! `pidfd_getfd` is refused by kernels before 6.9 (which have no descriptors of threads) and by seccomp filters, those
 //! of container runtimes among them. Then the end goes over a connection between two sockets of the abstract namespace,
@@ -161,7 +161,7 @@ impl Channel {
         lock(&self.ends).spare = None;
     }
 
-    /// The end that stays here, for who looks whether the child is gone.
+    /// The end that stays here, for the thread that looks whether the child is gone.
     pub(crate) fn take_end(&self) -> Option<OwnedFd> {
         lock(&self.ends).here.take()
     }

@@ -1,9 +1,9 @@
 //! Memory that program threads were given and that no engine thread has looked at yet.
 //!
 //! An engine thread that waits for a CPU cannot see what the program fills meanwhile; the program's threads can see
-//! what they are given. So they count it, and whoever comes to more than is allowed waits for the next look: the more
-//! they are in a hurry, the sooner they leave their CPUs to the engine. While there is no engine, that thread looks
-//! itself ([`crate::dormant`]); before activation the monitor looks, and allows what is left until it has to act
+//! what they are given. So they count it, and a thread that comes to more than is allowed waits for the next look: the
+//! more they are in a hurry, the sooner they leave their CPUs to the engine. While there is no engine, that thread
+//! looks itself ([`crate::dormant`]); before activation the monitor looks, and allows what is left until it has to act
 //! ([`Allowance`]); afterwards the pager, which has to register what was given before it is filled.
 //!
 //! As in the kernel's memory cgroups, a thread charges a stock of its own first, and the common account a batch at a
@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 const STOCKS: usize = 32;
 /// Bytes that a stock takes before they are charged: filled in a fraction of the time that a look takes.
 const CHARGE_BATCH: u64 = 8 * PAGE_SIZE as u64;
-/// What is allowed where nobody needs to count.
+/// What is allowed where no thread needs to count.
 pub const UNLIMITED: u64 = u64::MAX;
 
 #[derive(Debug)]
@@ -79,7 +79,8 @@ impl Charges {
 /// What the monitor allows before activation.
 ///
 /// Most programs are given the same memory again and again, and fill little that is new. Looking each time that they
-/// were given what is left would cost them something just below the budget. So whoever does not grow is allowed more.
+/// were given what is left would cost them something just below the budget. So a program that does not grow is allowed
+/// more.
 #[derive(Debug, Default)]
 pub struct Allowance {
     /// How often it was doubled.
@@ -98,7 +99,7 @@ const DOUBLED_MAX: u32 = 6;
 impl Allowance {
     /// The bytes that may be given until the next look. In pages: `given` were, since the last one, `resident` there
     /// are, `left` may be filled before memory is managed, `room` lies between that and the budget, `far` is more than
-    /// anybody could fill before the monitor looks by itself.
+    /// a program could fill before the monitor looks by itself.
     pub fn next(&mut self, given: i64, resident: i64, left: i64, room: i64, far: i64) -> u64 {
         let grown = (resident - self.resident).max(0);
         self.resident = resident;

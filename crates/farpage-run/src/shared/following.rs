@@ -1,4 +1,4 @@
-//! Who has come how far in following the program's privileges: data that the engine's threads share.
+//! How far each thread has come in following the program's privileges: data that the engine's threads share.
 //!
 //! Caller: [`crate::privileges`]; [`crate::shared::state`] has one. Locks: `asking`, then `model`, innermost.
 
@@ -17,12 +17,12 @@ pub(crate) const STARTED: u32 = 1;
 /// Nothing was said about secure bits.
 pub(crate) const NO_BITS: u64 = u64::MAX;
 
-/// Who has come how far. All numbers count what was asked for, from 1 on.
+/// How far each thread has come. All numbers count what was asked for, from 1 on.
 pub struct Following {
     /// One program thread asks at a time.
     pub(crate) asking: ForkLock,
     pub(crate) asked: AtomicU32,
-    /// Who asked last.
+    /// The thread that asked last.
     pub(crate) caller: AtomicU32,
     pub(crate) published: AtomicU32,
     /// What each engine thread (by its stack) has taken on; 0: there is no such thread.

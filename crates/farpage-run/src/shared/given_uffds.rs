@@ -5,10 +5,8 @@
 //! anew, and sends them after the other descriptors. Nothing is registered before memory is managed: a fork would wait
 //! for a pager that is not there yet. A child of that time has none, and no engine: its memory counts.
 //!
-//! | in the process that | who |
-//! | --- | --- |
-//! | was attached to | the preload library gives their numbers ([`give`]), the engine takes them when memory is managed |
-//! | was forked | the child's monitor receives them ([`receive`]) |
+//! In a process that was attached to, the preload library gives their numbers ([`give`]), and the engine takes them
+//! when memory is managed. In one that was forked, its monitor receives them ([`receive`]).
 //!
 //! Callers: as above; [`crate::fork`]. No locks.
 
@@ -26,7 +24,7 @@ use rustix::mm::{Advice, madvise};
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32};
 
-/// The process whose they are; 0: there are none.
+/// The process that they belong to; 0: there are none.
 static HOME: AtomicU32 = AtomicU32::new(0);
 /// Their numbers, until they are taken.
 static NUMBERS: [AtomicI32; KINDS] = [const { AtomicI32::new(-1) }; KINDS];
@@ -46,7 +44,7 @@ pub(crate) fn numbers() -> Option<[RawFd; KINDS]> {
     (HOME.load(SeqCst) == std::process::id()).then(|| NUMBERS.each_ref().map(|number| number.load(SeqCst)))
 }
 
-/// The start has failed: who has given them closes them.
+/// The start has failed: the caller that has given them closes them.
 pub fn forget() {
     HOME.store(0, SeqCst);
 }
@@ -161,7 +159,7 @@ pub(crate) fn receive(from: BorrowedFd<'_>, arena: &Arena, pagemap: OwnedFd) -> 
         // SAFETY: just received.
         let sent = sent.into_iter().map(|(_, number)| unsafe { OwnedFd::from_raw_fd(number) });
         let sent: Vec<OwnedFd> = sent.collect();
-        // SAFETY: nobody uses these parts of the arena before there is a pager.
+        // SAFETY: no thread uses these parts of the arena before there is a pager.
         let is_own = |fd: &OwnedFd| unsafe { is_of_this_process(fd.as_fd(), &pagemap, page, zero_pages()) };
         let found = sent.into_iter().find(is_own).ok_or("its parent has sent it no userfaultfd")?;
         *own = found.into_raw_fd();

@@ -32,7 +32,7 @@ pub struct Lru {
 }
 
 /// Pages that come into the program together. They are linked outside of the lock and go onto their list in one splice,
-/// so the lock is held as long for 512 pages as for one. Nobody but the pager, who has the batch, asks for the list of
+/// so the lock is held as long for 512 pages as for one. Only the pager, which has the batch, asks for the list of
 /// a `Mapped` page.
 #[derive(Debug, Default)]
 pub struct PageBatch {
@@ -83,7 +83,7 @@ impl Lru {
         self.set.hot() as usize
     }
 
-    /// Pages in the swap cache that nobody stores yet.
+    /// Pages in the swap cache that no writer stores yet.
     pub fn cached_len(&self) -> usize {
         self.set.cached() as usize
     }
@@ -172,13 +172,13 @@ impl Lru {
         table.set_ranked(node, to, rank);
     }
 
-    /// A page that was on no list comes into the swap cache although nobody has asked for it.
+    /// A page that was on no list comes into the swap cache although no thread has asked for it.
     pub fn cache_ahead(&mut self, table: &PageTable, node: Node, frame: FrameNo) {
         table.set_ahead(node, frame);
         self.ahead.push_front(table, node.0);
     }
 
-    /// Pages in the swap cache that were read ahead, and that nobody has touched or stores yet.
+    /// Pages in the swap cache that were read ahead, and that no thread has touched or stores yet.
     pub fn ahead_len(&self) -> usize {
         self.ahead.len() as usize
     }
@@ -204,8 +204,8 @@ impl Lru {
         true
     }
 
-    /// Takes a page out of the swap cache, as [`Lru::uncache`], that is mapped although nobody has touched it: its rank
-    /// stays.
+    /// Takes a page out of the swap cache, as [`Lru::uncache`], that is mapped although no thread has touched it: its
+    /// rank stays.
     pub fn map_untouched(&mut self, table: &PageTable, node: Node, from: State, to: State) -> bool {
         let rank = table.rank(node.0);
         let won = !table.is_ahead(node) && self.set.claim(table, node.0, from, to);

@@ -23,7 +23,7 @@ const LET_GO: usize = 2;
 pub enum Note {
     /// The control block of a thread that was started is at this address.
     Thread(usize),
-    /// A mapping (bytes, from and to) that may be filled faster than anybody looks.
+    /// A mapping (bytes, from and to) that may be filled faster than a thread looks.
     Mapping(usize, usize),
     /// What is managed of this range (bytes, from and to) is to be in memory and the program's alone.
     LetGo(usize, usize),
@@ -109,7 +109,7 @@ impl Notes {
         self.tail.store(tail.wrapping_add(1), SeqCst);
     }
 
-    /// What was taken has been acted on: whoever waits for it goes on.
+    /// What was taken has been acted on: the threads that wait for it go on.
     pub fn finish(&self) {
         let tail = self.tail.load(SeqCst);
         if self.done.swap(tail, SeqCst) != tail {

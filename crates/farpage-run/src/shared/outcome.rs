@@ -1,8 +1,8 @@
-//! What became of a start in a program that runs already, for who has asked for it: often another process, which reads
-//! this memory.
+//! What became of a start in a program that runs already, for the process that has asked for it: often another one,
+//! which reads this memory.
 //!
-//! Callers: [`super::warn_once`], which writes it; the preload library, which has it; `farpage attach`, from outside. No
-//! locks.
+//! Callers: [`super::warn_once`], which writes it; the preload library, which has it; `farpage attach`, from outside.
+//! No locks.
 
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
@@ -28,7 +28,7 @@ pub struct StartOutcome {
     text: UnsafeCell<[u8; TEXT]>,
 }
 
-// SAFETY: the text is written once, by who has moved `len` from 0, before the state says that it is there.
+// SAFETY: the text is written once, by the thread that has moved `len` from 0, before the state says that it is there.
 unsafe impl Sync for StartOutcome {}
 
 impl StartOutcome {
@@ -71,7 +71,7 @@ impl StartOutcome {
     pub(crate) fn fail(&self, why: &str) {
         let len = why.floor_char_boundary(TEXT);
         if self.len.compare_exchange(0, len as u32, SeqCst, SeqCst).is_ok() {
-            // SAFETY: nobody else gets here, and nobody reads before the state says so.
+            // SAFETY: no other thread gets here, and none reads before the state says so.
             let text = unsafe { &mut *self.text.get() };
             text[..len].copy_from_slice(&why.as_bytes()[..len]);
             self.state.store(FAILED, SeqCst);

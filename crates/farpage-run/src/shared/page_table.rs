@@ -16,9 +16,10 @@
 //!
 //! The table has three levels: an array of pieces, each of which is a directory of 32 GiB of address space and names
 //! leaves, of 512 pages (2 MiB). Pieces and leaves are taken one after the other, and their memory is opened as it is
-//! taken ([`farpage_base::mem::open`]): so an untouched gigabyte costs nothing and a touched 2 MiB costs one leaf of 8 KiB. A
-//! leaf also holds the list links of its pages; a [`Node`] names a page by leaf and index in 32 bits. A page that is on
-//! no list because it leaves memory keeps its *shadow* in the place of a link ([`farpage_swap::workingset`]).
+//! taken ([`farpage_base::mem::open`]): so an untouched gigabyte costs nothing and a touched 2 MiB costs one leaf of 8
+//! KiB. A leaf also holds the list links of its pages; a [`Node`] names a page by leaf and index in 32 bits. A page
+//! that is on no list because it leaves memory keeps its *shadow* in the place of a link
+//! ([`farpage_swap::workingset`]).
 
 use farpage_base::mem::arena::Part;
 use farpage_base::mem::open::Opening;
@@ -424,8 +425,8 @@ impl PageTable {
         }
     }
 
-    /// Sets the word of a page that comes into the swap cache although nobody has asked for it. Any change of the word
-    /// takes the mark away. Pager only.
+    /// Sets the word of a page that comes into the swap cache although no thread has asked for it. Any change of the
+    /// word takes the mark away. Pager only.
     pub fn set_ahead(&self, node: Node, frame: FrameNo) {
         self.store(node, State::Cached(frame).encode() | AHEAD);
     }

@@ -41,7 +41,7 @@ impl ForkState {
     /// Closes the child's end, in the calling thread's table.
     pub(crate) fn lose_channel(&mut self) {
         if self.channel >= 0 {
-            // SAFETY: made for the fork, and used by nobody else in this table.
+            // SAFETY: made for the fork, and used by no other code in this table.
             drop(unsafe { OwnedFd::from_raw_fd(self.channel) });
             self.channel = -1;
         }
@@ -143,7 +143,7 @@ impl Default for Fork {
 }
 
 impl Fork {
-    /// Whether the engine is in this process. Without, memory is as the fork copied it, and nobody serves.
+    /// Whether the engine is in this process. Without, memory is as the fork copied it, and no thread serves.
     pub fn is_home(&self) -> bool {
         self.owner_pid.load(SeqCst) == std::process::id()
     }
@@ -171,7 +171,7 @@ impl Fork {
         keep
     }
 
-    /// The monitor's thread id: whose descriptor table is the engine's.
+    /// The monitor's thread id: its descriptor table is the engine's.
     pub fn set_monitor(&self, tid: u32) {
         self.monitor_tid.store(tid, SeqCst);
     }

@@ -1,6 +1,6 @@
 //! The places of the engine's threads in the arena, by index.
 //!
-//! Callers: who starts a thread. No state, no locks.
+//! Callers: the files that start a thread. No state, no locks.
 
 use farpage_base::mem::arena::Arena;
 use farpage_base::sys::thread::{STACK_BYTES, Stack};

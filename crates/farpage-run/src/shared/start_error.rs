@@ -19,7 +19,7 @@ pub enum StartError {
     /// None is left.
     #[error("no address space for the engine: {0}; is there a limit (ulimit -v, -d)?")]
     AddressSpace(ErrnoText),
-    /// Nobody has reserved it.
+    /// It was not reserved.
     #[error("the engine was started without its address space")]
     NoArena,
     /// None is left.
@@ -57,7 +57,7 @@ pub enum StartError {
     Trace(PathBuf, ErrnoText),
 }
 
-/// For who adds to the words, in a forked child.
+/// For a caller that adds to the words, in a forked child.
 impl From<StartError> for String {
     fn from(error: StartError) -> String {
         error.to_string()

@@ -1,6 +1,6 @@
-//! One process's engine: what its threads share, and how they are woken. Data, below all who use it; it spawns nobody
-//! by itself. Who makes it: [`crate::monitor::build`]; when: [`crate::lifecycle::start`]; when it becomes active:
-//! [`crate::monitor`].
+//! One process's engine: what its threads share, and how they are woken. Data, below all that use it; it spawns no
+//! thread by itself. What makes it: [`crate::monitor::build`]; when: [`crate::lifecycle::start`]; when it becomes
+//! active: [`crate::monitor`].
 //!
 //! The threads, what each may touch, and why there is one pager: docs/dev/architecture.md. Locks: docs/dev/locking.md.
 
@@ -59,7 +59,7 @@ pub fn engine() -> Option<&'static Engine> {
 pub struct Wakeups {
     /// The pager's eventfd in the engine's descriptor table, or -1.
     pub kick_fd: AtomicI32,
-    /// The pager waits for frames: whoever frees some kicks it.
+    /// The pager waits for frames: the thread that frees some kicks it.
     pub pager_waits: AtomicBool,
     /// Counts requests to the writer.
     pub writer: AtomicU32,
@@ -69,7 +69,7 @@ pub struct Wakeups {
     pub pager_tid: AtomicU32,
     /// Counts requests to the monitor.
     pub monitor: AtomicU32,
-    /// The process is idle, and the monitor sleeps for long: who sees it do something wakes it.
+    /// The process is idle, and the monitor sleeps for long: the thread that sees it do something wakes it.
     pub monitor_rests: AtomicBool,
     /// Counts the monitor's looks before activation; 0: it has not begun.
     pub monitor_looks: AtomicU32,
@@ -77,7 +77,7 @@ pub struct Wakeups {
     pub(crate) unparks: AtomicBool,
     /// Slots are to be freed whose pages are in the program, too.
     pub slots_wanted: AtomicBool,
-    /// Nobody wakes this word: to wait for it is to sleep.
+    /// No thread wakes this word: to wait for it is to sleep.
     pub never: AtomicU32,
 }
 
@@ -87,7 +87,7 @@ pub struct Discovery {
     pub notes: Notes,
     /// What they need not tell.
     pub recent: Recent,
-    /// What they were given since somebody looked.
+    /// What they were given since the last look.
     pub charges: &'static Charges,
     /// Ranges (bytes) that the monitor found and the pager shall register.
     pub candidates: Mutex<Vec<(usize, usize)>>,
@@ -112,7 +112,7 @@ pub struct ProgramMemory {
     /// Address of the page in which the first thread's stack began; that and what is above stays. 0: not known.
     pub stack_top: AtomicUsize,
     /// Pages never taken out: thread control blocks, also of threads that have ended and whose stacks libc keeps (it
-    /// touches them in a forked child before anybody else runs).
+    /// touches them in a forked child before any other code runs).
     pub pinned: Mutex<BTreeSet<Vpn>>,
     /// There are, or were, marks in page tables ([`crate::pager::marks`]).
     pub marked: AtomicBool,
@@ -137,7 +137,7 @@ pub struct Stage {
 
 /// What is known of slots, besides the words of their pages.
 pub struct Slots {
-    /// The slot that may hold the same bytes, for each frame in use. Belongs to whoever owns the frame.
+    /// The slot that may hold the same bytes, for each frame in use. Belongs to the owner of the frame.
     pub frame_entries: FrameEntries,
     /// The page of each slot, where pages are read ahead in slot order.
     pub slot_pages: Option<SlotPages>,

@@ -4,8 +4,8 @@
 //! It lies in the engine's descriptor table: what becomes of the one that the program inherited is the program's
 //! business.
 //!
-//! Callers: [`crate::monitor::build`] and the monitor, which owns the descriptor table; who opens userfaultfds; `told`. No
-//! locks.
+//! Callers: [`crate::monitor::build`] and the monitor, which owns the descriptor table; the code that opens
+//! userfaultfds; `warn_once`. No locks.
 
 use crate::probe::{is_misc_device, open_device};
 use rustix::fd::{BorrowedFd, IntoRawFd, RawFd};

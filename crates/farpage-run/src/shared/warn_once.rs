@@ -1,12 +1,12 @@
 //! Warnings that each process of a tree would give are given once.
 //!
 //! Forked children have the parent's memory, so what it has said is known. Programs that are started anew look into the
-//! tree's segment ([`farpage_ipc::tree`]), which has a bit for each kind of warning. Without a tree, each program that is
-//! started says it once.
+//! tree's segment ([`farpage_ipc::tree`]), which has a bit for each kind of warning. Without a tree, each program that
+//! is started says it once.
 //!
-//! Where somebody waits for a start ([`StartOutcome`]), what is about that goes there instead.
+//! Where a caller waits for a start ([`StartOutcome`]), what is about that goes there instead.
 //!
-//! Callers: everybody who warns. No locks.
+//! Callers: all code that warns. No locks.
 
 use crate::shared::outcome::StartOutcome;
 use farpage_base::sys::message::warn;
@@ -48,7 +48,7 @@ pub fn is_said(kind: WarningKind) -> bool {
     SAID.load(SeqCst) & 1 << kind as u32 != 0
 }
 
-/// Who is told instead of the program's standard error.
+/// What is told instead of the program's standard error.
 static LISTENER: AtomicPtr<StartOutcome> = AtomicPtr::new(std::ptr::null_mut());
 
 /// From now on `outcome` is told whether there is an engine.
@@ -56,7 +56,7 @@ pub fn set_listener(outcome: &'static StartOutcome) {
     LISTENER.store(std::ptr::from_ref(outcome).cast_mut(), SeqCst);
 }
 
-/// Nobody listens any more.
+/// There is no listener any more.
 pub fn unset_listener() {
     LISTENER.store(std::ptr::null_mut(), SeqCst);
 }

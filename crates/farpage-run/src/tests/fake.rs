@@ -1,7 +1,7 @@
 //! A small kernel: the part of one that [`AddressSpace`] asks, and a program's memory on top of it.
 //!
 //! Pages of the program are content in a table, at addresses that nothing is mapped at. Frames are real memory; one
-//! that has no page for the kernel cannot be touched, so whoever touches it ends the test by SIGSEGV. Changes of
+//! that has no page for the kernel cannot be touched, so a thread that touches it ends the test by SIGSEGV. Changes of
 //! mappings are told as the kernel tells them: `madvise` before the pages go, `munmap` and `mremap` after; and while
 //! one is under way, pages are neither copied nor moved.
 
@@ -52,9 +52,9 @@ pub(super) struct State {
     stays: BTreeSet<usize>,
     /// Pages that a forked child shares.
     shared: BTreeSet<usize>,
-    /// Addresses of pages for which somebody was woken.
+    /// Addresses of pages for which a thread was woken.
     woken: BTreeSet<usize>,
-    /// Pages that nobody can read: lost ones, and guards.
+    /// Pages that cannot be read: lost ones, and guards.
     poisoned: BTreeSet<usize>,
     guards: BTreeSet<usize>,
     random: u64,
@@ -177,7 +177,7 @@ impl State {
         };
     }
 
-    /// One page; who waits for `dst` is woken unless `quiet`.
+    /// One page; the threads that wait for `dst` are woken unless `quiet`.
     fn move_one(&mut self, dst: usize, src: usize, quiet: bool) -> Result<(), UffdError> {
         if let Some(why) = self.refuses() {
             return Err(why);
@@ -204,7 +204,7 @@ impl State {
             }
             self.present.remove(&src);
             self.set_frame(dst, true);
-            // SAFETY: the frame has just been given memory, and is nobody else's.
+            // SAFETY: the frame has just been given memory, and is no other's.
             unsafe { *(dst as *mut Page) = *page.content };
             return Ok(());
         }
@@ -314,7 +314,7 @@ impl Fake {
         state.messages.push_back(Message::Fault { addr: at, write, tid });
     }
 
-    /// Whether who waits for the page at `at` was woken since its fault.
+    /// Whether the thread that waits for the page at `at` was woken since its fault.
     pub(super) fn was_woken(&self, at: usize) -> bool {
         self.lock().woken.contains(&at)
     }
@@ -325,14 +325,14 @@ impl Fake {
         state.tell(&[Message::Remove { start, end }], Doing::Discard(start, end));
     }
 
-    /// `madvise(MADV_GUARD_INSTALL)`, which nobody is told.
+    /// `madvise(MADV_GUARD_INSTALL)`, which the pager is not told.
     pub(super) fn guard(&self, start: usize, end: usize) {
         let mut state = self.lock();
         state.drop_pages(start, end);
         state.guards.extend((start..end).step_by(PAGE_SIZE));
     }
 
-    /// `madvise(MADV_GUARD_REMOVE)`, which nobody is told.
+    /// `madvise(MADV_GUARD_REMOVE)`, which the pager is not told.
     pub(super) fn unguard(&self, start: usize, end: usize) {
         self.lock().guards.retain(|at| !(start..end).contains(at));
     }
@@ -342,7 +342,7 @@ impl Fake {
         self.lock().guards.contains(&at)
     }
 
-    /// `munmap`, and at once `mmap` of the same place, which nobody is told.
+    /// `munmap`, and at once `mmap` of the same place, which the pager is not told.
     pub(super) fn replace(&self, start: usize, end: usize) {
         let mut state = self.lock();
         state.unmap(start, end);

@@ -77,7 +77,7 @@ impl World {
             World { e, pager, kernel, at, holds: BTreeMap::new(), guards: BTreeSet::new(), versions: 0, random: seed };
         for i in 0..MAPPINGS {
             world.kernel.map(world.at[i], world.end(i));
-            // Some pages are there before anybody manages them.
+            // Some pages are there before they are managed.
             for page in (0..LEN / 8).filter(|page| page % 3 == 0) {
                 world.write(i, page);
             }
@@ -113,7 +113,7 @@ impl World {
         writer::turn(self.e);
     }
 
-    /// TimeSlices until nobody waits.
+    /// Turns until no thread waits.
     fn serve(&mut self, waiting: &[usize]) {
         for turn in 0..2000 {
             if self.kernel.is_quiet() && waiting.iter().all(|at| self.kernel.was_woken(*at)) {
@@ -227,7 +227,7 @@ impl World {
                 self.serve(&[]);
             }
             32 => {
-                // Twice: what was just adopted is replaced before anybody has looked at it.
+                // Twice: what was just adopted is replaced before the pager has looked at it.
                 for _ in 0..2 {
                     self.kernel.replace(self.at[i], self.end(i));
                     self.forget(i, 0, LEN);

@@ -17,7 +17,7 @@ const FREES_A_TURN: usize = 256;
 /// Compressed pages looked at per turn, for holes between them: 0.2 us each at most.
 const COMPACT_A_TURN: usize = 256;
 
-/// After so many turns without anything to do, the next one is ten seconds later, unless somebody wakes it.
+/// After so many turns without anything to do, the next one is ten seconds later, unless a thread wakes it.
 const IDLE_TURNS: u32 = 100;
 
 pub(crate) extern "C" fn main(engine: usize) -> ! {

@@ -96,8 +96,9 @@ fn what_is_unmapped_elsewhere_says_nothing_of_a_fresh_place() {
     assert_eq!(applied(&[(38, 2), (33, 2), (14, 5)], &[(22, 2)], &all, &[38]), expected);
 }
 
-/// A place is unmapped where another thread has mapped a larger one by then, to which it moves something. Later something
-/// is moved to just the first place: that was once taken for the move that had been missing, and applied before others.
+/// A place is unmapped where another thread has mapped a larger one by then, to which it moves something. Later
+/// something is moved to just the first place: that was once taken for the move that had been missing, and applied
+/// before others.
 #[test]
 fn a_move_of_another_length_takes_a_place_that_was_unmapped() {
     let managed = [(3, 4), (14, 4), (21, 4), (32, 6)];
@@ -190,8 +191,8 @@ impl Kernel {
         (!free.is_empty()).then(|| free[self.draw(free.len())])
     }
 
-    /// Whether the next message of a thread would be that something has left a place, while another thread has left that
-    /// place before, and has told no more of that than of the destination, where something registered was: the one
+    /// Whether the next message of a thread would be that something has left a place, while another thread has left
+    /// that place before, and has told no more of that than of the destination, where something registered was: the one
     /// thing that nobody can know (docs/dev/events.md).
     fn is_undecidable(&self, t: usize) -> bool {
         let left = |m: &Message, of: &Message| common(freed_by(*m), freed_by(*of)).is_some();

@@ -1,4 +1,4 @@
-//! Windows are begun: what is read in advance, or because threads wait for it, and by whom.
+//! Windows are begun: what is read in advance, or because threads wait for it, and by which thread.
 //!
 //! Callers: `swap_in`, the parent module; on the pager's thread.
 

@@ -1,6 +1,6 @@
 //! The windows that are read before they are wanted, and how many threads have faults: data of the pager.
 //!
-//! Callers: [`crate::pager::prefetch`] and who serves faults, on the pager's thread. No locks.
+//! Callers: [`crate::pager::prefetch`] and the files that serve faults, on the pager's thread. No locks.
 
 use crate::cpus::ab_trial::Trial;
 use crate::shared::board::Ticket;
@@ -157,7 +157,7 @@ impl Prefetch {
     }
 
     /// Drops the oldest window that is not on its way from a file, but not one with the page `wanted`; first those that
-    /// nobody has asked for.
+    /// no thread has asked for.
     pub(crate) fn drop_one(&mut self, e: &Engine, wanted: Option<Vpn>) -> bool {
         self.reap(e);
         let is_idle = |w: &PrefetchWindow| w.loaded.is_some() || w.ticket.is_some();
