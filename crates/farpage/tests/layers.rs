@@ -2,8 +2,8 @@
 //! in no crate do files use each other in a circle, but for those of [`CIRCLES`], which may only become shorter.
 //!
 //! What a file uses is read with `syn`: from its `use` items, from the paths in its code, and from its calls of methods
-//! by `self.name()` or `Self::name()`, which lead to the file with that `impl`. Tests are left out. Other calls of
-//! methods do not count: they go where the receiver's type is, which has been imported somewhere.
+//! by `self.name()` or `Self::name()`, or of a parameter, which lead to the file with that `impl`. Tests are left out.
+//! Other calls of methods do not count: they go where the receiver's type is, which has been imported somewhere.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -48,9 +48,11 @@ const CIRCLES: &[(&str, &str)] = &[
     ("farpage-device", "zram zram/promote"),
     ("farpage-base", "sys/uffd sys/uffd/given"),
     ("farpage-swap", "cluster cluster/hint"),
-    ("farpage-swap", "cluster/device cluster/ready"),
-    ("farpage-swap", "cluster/pending cluster/refs cluster/swap cluster/worker"),
-    ("farpage-swap", "cluster/scan cluster/search"),
+    (
+        "farpage-swap",
+        "cluster/cache cluster/device cluster/pending cluster/ready cluster/reclaim cluster/refs cluster/scan cluster/search \
+         cluster/swap cluster/worker",
+    ),
     ("seed-bench", "io/ahead io/measure"),
     ("seed-bench", "slots slots/bare slots/load slots/model slots/real slots/report slots/single"),
 ];
@@ -70,7 +72,7 @@ struct File {
     gives_on: BTreeMap<String, Vec<String>>,
     /// Methods that it has.
     methods: BTreeSet<Method>,
-    /// Methods that it calls of what it implements.
+    /// Methods that it calls of what it implements, and of parameters.
     calls: BTreeSet<Method>,
     /// Modules in files of their own that only tests have.
     for_tests: BTreeSet<String>,
@@ -81,6 +83,8 @@ struct Reader<'a> {
     modules: &'a BTreeSet<Module>,
     /// Whose `impl` this is.
     implements: Option<String>,
+    /// Parameters of the function, and their types.
+    parameters: BTreeMap<String, String>,
     file: File,
 }
 
@@ -137,10 +141,33 @@ impl Reader<'_> {
         }
     }
 
+    /// Notes the parameters of a function, and reads it.
+    fn with_parameters(&mut self, signature: &syn::Signature, read: impl FnOnce(&mut Self)) {
+        let typed = signature.inputs.iter().filter_map(|input| match input {
+            syn::FnArg::Typed(input) => match &*input.pat {
+                syn::Pat::Ident(name) => Some((name.ident.to_string(), name_of(&input.ty)?)),
+                _ => None,
+            },
+            syn::FnArg::Receiver(_) => None,
+        });
+        let outer = std::mem::replace(&mut self.parameters, typed.collect());
+        read(self);
+        self.parameters = outer;
+    }
+
     fn calls(&mut self, method: &syn::Ident) {
         if let Some(of) = &self.implements {
             self.file.calls.insert((of.clone(), method.to_string()));
         }
+    }
+}
+
+/// The name of a type, behind a reference or not.
+fn name_of(of: &syn::Type) -> Option<String> {
+    match of {
+        syn::Type::Reference(of) => name_of(&of.elem),
+        syn::Type::Path(of) => of.path.segments.last().map(|s| s.ident.to_string()),
+        _ => None,
     }
 }
 
@@ -171,10 +198,7 @@ impl<'ast> Visit<'ast> for Reader<'_> {
         if is_test(&item.attrs) {
             return;
         }
-        let of = match &*item.self_ty {
-            syn::Type::Path(of) => of.path.segments.last().map(|s| s.ident.to_string()),
-            _ => None,
-        };
+        let of = name_of(&item.self_ty);
         if let Some(of) = &of {
             for item in &item.items {
                 if let syn::ImplItem::Fn(method) = item {
@@ -189,19 +213,25 @@ impl<'ast> Visit<'ast> for Reader<'_> {
 
     fn visit_item_fn(&mut self, item: &'ast syn::ItemFn) {
         if !is_test(&item.attrs) {
-            syn::visit::visit_item_fn(self, item);
+            self.with_parameters(&item.sig, |reader| syn::visit::visit_item_fn(reader, item));
         }
     }
 
     fn visit_impl_item_fn(&mut self, item: &'ast syn::ImplItemFn) {
         if !is_test(&item.attrs) {
-            syn::visit::visit_impl_item_fn(self, item);
+            self.with_parameters(&item.sig, |reader| syn::visit::visit_impl_item_fn(reader, item));
         }
     }
 
     fn visit_expr_method_call(&mut self, call: &'ast syn::ExprMethodCall) {
-        if matches!(&*call.receiver, syn::Expr::Path(path) if path.path.is_ident("self")) {
-            self.calls(&call.method);
+        if let syn::Expr::Path(path) = &*call.receiver
+            && let Some(receiver) = path.path.get_ident()
+        {
+            if receiver == "self" {
+                self.calls(&call.method);
+            } else if let Some(of) = self.parameters.get(&receiver.to_string()) {
+                self.file.calls.insert((of.clone(), call.method.to_string()));
+            }
         }
         syn::visit::visit_expr_method_call(self, call);
     }
@@ -214,6 +244,7 @@ impl<'ast> Visit<'ast> for Reader<'_> {
                 here: self.here,
                 modules: self.modules,
                 implements: self.implements.clone(),
+                parameters: self.parameters.clone(),
                 file: std::mem::take(&mut self.file),
             };
             inner.visit_expr(argument);
@@ -284,7 +315,8 @@ fn files(name: &str) -> BTreeMap<Module, File> {
     sources(&crates().join(name).join("src"), &Vec::new(), &mut texts);
     let modules: BTreeSet<Module> = texts.keys().cloned().collect();
     let read = |(here, text): (&Module, &String)| {
-        let mut reader = Reader { here, modules: &modules, implements: None, file: File::default() };
+        let mut reader =
+            Reader { here, modules: &modules, implements: None, parameters: BTreeMap::new(), file: File::default() };
         reader.visit_file(&syn::parse_file(text).unwrap());
         (here.clone(), reader.file)
     };
