@@ -25,6 +25,7 @@
 
 mod places;
 
+use crate::privileges::places::Change;
 use crate::shared::following::{NO_BITS, WAIT_NS};
 use crate::shared::stacks::{MONITOR, STACKS};
 use crate::shared::state::Engine;
@@ -36,16 +37,6 @@ use farpage_base::sys::raw::{ErrnoText, gettid};
 use farpage_base::sys::thread::{block_signals, restore_signals};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
-
-/// What the program has changed of what its main thread holds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Change {
-    None,
-    /// Users, groups, capabilities.
-    Rights,
-    /// Its root directory or its mounts; or a filter is on its way, under which nothing can be got any more.
-    Place,
-}
 
 /// Between two looks of the monitor at what the main thread holds.
 const LOOK: Duration = Duration::from_millis(250);

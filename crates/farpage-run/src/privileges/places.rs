@@ -9,7 +9,6 @@
 //! What is exchanged keeps its number, so its users need not know. Caller: the monitor, in the descriptor table
 //! that all engine threads have. No locks.
 
-use super::Change;
 use crate::shared::state::Engine;
 use crate::shared::warn_once::{WarningKind, warn_once_in_tree};
 use farpage_base::sys::proc::{Proc, replace};
@@ -17,6 +16,16 @@ use farpage_base::sys::raw::Errno;
 use rustix::fd::{AsFd, OwnedFd, RawFd};
 use rustix::fs::{CWD, Mode, OFlags, openat, readlinkat};
 use std::ffi::CString;
+
+/// What the program has changed of what its main thread holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Change {
+    None,
+    /// Users, groups, capabilities.
+    Rights,
+    /// Its root directory or its mounts; or a filter is on its way, under which nothing can be got any more.
+    Place,
+}
 
 /// What the program is about to leave.
 pub(super) struct HeldDirectories {
