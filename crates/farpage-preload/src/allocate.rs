@@ -1,7 +1,7 @@
 //! Memory from libc's allocator (or from another that was preloaded). It maps it by system calls of its own, which do
 //! not come through [`crate::mappings::mmap`], and its callers can fill some MiB before the engine hears of them. So
 //! a thread that gets much from `malloc` and its like goes on when the engine has looked at it
-//! (`run/budget/charge.rs`).
+//! (`run/shared/charge.rs`).
 //!
 //! Pieces that come to no other page cost a comparison, the others some nanoseconds: no engine thread calls these, so
 //! they do not ask. `free` and the rest are left alone: the memory comes from the same allocator as ever.

@@ -1,7 +1,7 @@
 //! A program that opens its own pagemap (`/proc/self/pagemap`, for `PAGEMAP_SCAN` or to read it): pages that are
 //! swapped out look there as if they had never been used. An allocator that clears only what has been used (wasmtime's
 //! pool of instances) would hand out old data. So the memory of such a process is left alone
-//! (`run/mappings/let_go.rs`), from before the call returns.
+//! (`run/mappings/requests.rs`), from before the call returns.
 //!
 //! All functions that open a file by name do what libc's do; then the last component of the name is looked at. What is
 //! opened by a system call instruction of the program's own cannot be seen.

@@ -1,17 +1,17 @@
 //! Putting pages into the program, and what a refusal means.
 //!
 //! Every page that comes in is a new one of the kernel, into which its content is copied. (Without room for that, a
-//! page of the swap cache goes back as it is: [`Cx::refault`].) A fault begins with [`Cx::reserve`], which sees
+//! page of the swap cache goes back as it is: [`Cx::refault`].) A fault begins with `Reclaim::reserve`, which sees
 //! to it that the budget has room for a page, and reclaims if it has not. If nothing can be reclaimed (every device
-//! full) the budget gives way by a page, with a warning, not the program. Everything else in this file takes what there
-//! is, and never reclaims.
+//! full) the budget gives way by a page, with a warning, not the program. All of this file takes what there is, and
+//! never reclaims.
 //!
 //! *Why no page is used twice.* A page that was the program's may be in a pipe or a socket, too, and must not be
 //! written by us ([`farpage_base::mem::frame`]). And to move one into the program interrupts every CPU that has run a
 //! thread of the process since the last time; a copy interrupts none.
 //!
-//! Callers: `fault`, `swap_in`, `prefetch`, `let_go`, on the pager's thread. Locks: that of the frames; `discard_area`,
-//! and that of the frames in it.
+//! Callers: `fault`, `swap_in`, `prefetch`, `bring_in`, on the pager's thread. Locks: that of the frames;
+//! `discard_area`, and that of the frames in it.
 
 use crate::pager::cx::Cx;
 use crate::pager::cx::Outcome;

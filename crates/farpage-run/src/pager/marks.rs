@@ -12,7 +12,7 @@
 //! ([`Engine::guarded`](crate::shared::state::Engine::guarded)). A guard that is made without libc is found where it is
 //! in the way: by a scan, by a copy, by a move.
 //!
-//! Callers: the preload library, on program threads; `fill`, `reclaim`, `mappings::register`, on the pager's.
+//! Callers: the preload library, on program threads; `fill`, `reclaim`, `register`, on the pager's.
 
 use crate::pager::cx::Cx;
 use farpage_base::mem::units::Vpn;

@@ -14,14 +14,15 @@
 //! ```
 //!
 //! *Asked for.* The fault of a single thread is served by a read that the pager waits for; no other thread wants
-//! anything, and a queue costs more than it gains. With several threads ([`FaultConcurrency`]) the page's window is
-//! queued instead, the fault stays with those that wait, and the faults of the others are served, or read, meanwhile.
+//! anything, and a queue costs more than it gains. With several threads ([`windows::FaultConcurrency`]) the page's
+//! window is queued instead, the fault stays with those that wait, and the faults of the others are served, or read,
+//! meanwhile.
 //!
 //! What fails to be read is dropped. If it is wanted it is read again, waited for, and then an error is one.
 //!
-//! *Compressed pages* are read in advance by a thread ([`crate::threads::decompressor`]), if that brings in more
-//! pages a second than to do without, which is tried ([`Trial`]): it takes an idle CPU, and, while the decompressor
-//! runs, what is moved from one place to another costs an interrupt of the decompressor's CPU.
+//! *Compressed pages* are read in advance by a thread ([`crate::threads::decompressor`]), if that brings in more pages
+//! a second than to do without, which is tried ([`crate::cpus::ab_trial::Trial`]): it takes an idle CPU, and, while the
+//! decompressor runs, what is moved from one place to another costs an interrupt of the decompressor's CPU.
 //!
 //! Caller: `swap_in`, `reclaim`, `fork::pause`, the pager's loop; all on its thread. Locks: those of `frame` and the
 //! devices.

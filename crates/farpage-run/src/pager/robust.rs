@@ -13,7 +13,7 @@
 //! The lists change while they are read, and memory may be unmapped, so it is read through `/proc/self/mem`, which
 //! fails on what is not there and never waits.
 //!
-//! Caller: `reclaim` and `mappings::register`, on the pager's thread. Locks: those of what brings a page in.
+//! Caller: `reclaim` and `register`, on the pager's thread. Locks: those of what brings a page in.
 
 pub(crate) mod lists;
 

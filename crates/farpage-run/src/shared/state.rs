@@ -122,12 +122,12 @@ pub struct ProgramMemory {
     pub has_wipeonfork: AtomicBool,
 }
 
-/// Whether memory is managed.
+/// How far the engine has come.
 #[derive(Debug, Default)]
 pub struct Stage {
     /// Memory is managed from now on.
     pub active: AtomicBool,
-    /// ... or never ([`crate::pager::let_go`]).
+    /// ... or never ([`crate::mappings::requests`]).
     pub(crate) excluded: AtomicBool,
     /// It cannot be managed here.
     pub(crate) activation_failed: AtomicBool,
