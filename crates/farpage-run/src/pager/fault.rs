@@ -9,8 +9,7 @@
 //!
 //! Caller: the pager's loop. Locks: `managed`, `lru`, `frame`, never two at a time.
 
-use crate::pager::cx::Fault;
-use crate::pager::cx::Outcome;
+use crate::pager::cx::{Fault, Outcome};
 use crate::pager::state::Pager;
 use crate::shared::page_table::{Node, State};
 use farpage_base::mem::lock::lock;

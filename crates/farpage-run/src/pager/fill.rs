@@ -13,8 +13,7 @@
 //! Callers: `fault`, `swap_in`, `prefetch`, `bring_in`, on the pager's thread. Locks: that of the frames;
 //! `discard_area`, and that of the frames in it.
 
-use crate::pager::cx::Cx;
-use crate::pager::cx::Outcome;
+use crate::pager::cx::{Cx, Outcome};
 use crate::shared::lru::PageBatch;
 use crate::shared::page_table::State;
 use crate::store;

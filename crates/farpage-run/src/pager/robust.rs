@@ -18,8 +18,7 @@
 pub(crate) mod lists;
 
 use crate::pager::bring_in::{Step, found_present};
-use crate::pager::cx::Cx;
-use crate::pager::cx::Fault;
+use crate::pager::cx::{Cx, Fault};
 use crate::pager::robust::lists::{NODES_MAX, RobustLists};
 use crate::shared::page_table::State;
 use farpage_base::mem::units::Vpn;

@@ -2,19 +2,15 @@
 //!
 //! Caller: `fault`, on the pager's thread. Locks: `lru`, `frame`, the devices'.
 
-use crate::pager::cx::Cx;
-use crate::pager::cx::Outcome;
-use crate::pager::cx::SCRATCH_PAGES;
+use crate::pager::cx::{Cx, Outcome, SCRATCH_PAGES};
 use crate::pager::prefetch::windows::Inflight;
-use crate::pager::readahead::run_around;
-use crate::pager::readahead::{Plan, bounds, pages_of, single};
+use crate::pager::readahead::{Plan, bounds, pages_of, run_around, single};
 use crate::shared::page_table::State;
 use farpage_base::mem::units::{FrameNo, Page, Vpn};
 use farpage_base::sys::uffd::UffdError;
 use farpage_device::{Entry, LoadError};
 use farpage_ipc::stat::Stat;
-use farpage_swap::readahead::READAHEAD_MAX;
-use farpage_swap::readahead::{LIST_MAX, Window};
+use farpage_swap::readahead::{LIST_MAX, READAHEAD_MAX, Window};
 use std::ops::Range;
 use std::time::Instant;
 

@@ -3,7 +3,7 @@
 //!
 //! What must hold, whatever happens in whatever order: each page has the content that the program gave it; no fault is
 //! left waiting; memory stays within the budget while the devices have room. A failure prints the seed;
-//! `SEED=n cargo test -p farpage run::tests` runs that one.
+//! `SEED=n cargo test -p farpage-run --lib tests` runs that one.
 
 mod fake;
 

@@ -6,8 +6,7 @@ use super::windows::{ALL_MAX, Asked, COMPRESSED_DEPTH, EPOCH, PrefetchWindow, TR
 use crate::cpus::ab_trial::Trial;
 use crate::pager::cx::Cx;
 use crate::threads::decompressor;
-use farpage_base::mem::units::Page;
-use farpage_base::mem::units::{FrameNo, Vpn};
+use farpage_base::mem::units::{FrameNo, Page, Vpn};
 use farpage_device::Entry;
 use farpage_device::read_queue::Submitted;
 use farpage_ipc::stat::Stat;
