@@ -49,8 +49,8 @@ const CIRCLES: &[(&str, &str)] = &[
     ("farpage-swap", "cluster cluster/hint"),
     (
         "farpage-swap",
-        "cluster/cache cluster/device cluster/pending cluster/ready cluster/reclaim cluster/refs cluster/scan cluster/search \
-         cluster/swap cluster/worker",
+        "cluster/cache cluster/device cluster/pending cluster/ready cluster/reclaim cluster/refs \
+         cluster/scan cluster/search cluster/swap cluster/worker",
     ),
     ("seed-bench", "io/ahead io/measure"),
     ("seed-bench", "slots slots/bare slots/load slots/model slots/real slots/report slots/single"),

@@ -173,7 +173,8 @@ fn check_untouched(e: &Engine, pager: &mut Pager, late_fills: &[Vpn]) -> Result<
         if let Some((vpn, state)) = touched {
             let at = vpn.addr();
             return Err(format!(
-                "the page at {at:#x} ({state:?}) was touched before the engine of the child could start (stack at {stack:#x})"
+                "the page at {at:#x} ({state:?}) was touched before the engine of the child could start \
+                 (stack at {stack:#x})"
             ));
         }
     }

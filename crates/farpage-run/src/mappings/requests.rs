@@ -38,8 +38,8 @@ impl Engine {
     pub(crate) fn warn_excluded(&self) {
         warn_once_in_tree(
             WarningKind::Excluded,
-            "this program has opened its /proc/PID/pagemap, in which memory that farpage has swapped out looks never used: \
-             its memory stays as it is, and this process goes on without a budget",
+            "this program has opened its /proc/PID/pagemap, in which memory that farpage has swapped out looks never \
+             used: its memory stays as it is, and this process goes on without a budget",
         );
     }
 

@@ -117,7 +117,8 @@ impl Pager {
         let state = node.map(|n| self.cx.e.table.state(n));
         let (addr, changing) = (fault.addr, self.cx.changing());
         warn(&format!(
-            "a thread has been waiting for the page at {addr:#x} for {LONG:?}: {state:?}, mapping change pending: {changing}"
+            "a thread has been waiting for the page at {addr:#x} for {LONG:?}: {state:?}, mapping change \
+             pending: {changing}"
         ));
     }
 }

@@ -44,7 +44,8 @@ impl Cx {
                          threads that touch it get SIGBUS"
                     )),
                     Some(so_far) => message(&format!(
-                        "{so_far} pages cannot be read back by now, the last at {page:#x} (entry {raw:#x}): {error} ({name})"
+                        "{so_far} pages cannot be read back by now, the last at {page:#x} (entry {raw:#x}): {error} \
+                         ({name})"
                     )),
                     None => {}
                 }

@@ -354,8 +354,8 @@ impl Engine {
     pub fn warn_full(&self) {
         let text = match (was_refused(), self.space.without_directory()) {
             (true, _) => {
-                "a limit on address space or data (ulimit -v, -d; setrlimit) leaves farpage no room for more pages: the \
-                     program goes on above its budget; --ram limits its memory without one"
+                "a limit on address space or data (ulimit -v, -d; setrlimit) leaves farpage no room for more pages: \
+                     the program goes on above its budget; --ram limits its memory without one"
             }
             (false, true) => {
                 "a forked child has no swap file, because the program has left the directory for it (by chroot, or as \
@@ -403,7 +403,8 @@ impl Engine {
         if meta > most / META_PART && !warn_once::is_said(WarningKind::SpreadThin) {
             let (meta, of) = (farpage_ipc::conf::size::format(meta), farpage_ipc::conf::size::format(most));
             let text = format!(
-                "the program's memory is spread thin: tables take {meta} of the budget of {of}; a larger --ram leaves more for it"
+                "the program's memory is spread thin: tables take {meta} of the budget of {of}; a larger --ram \
+                 leaves more for it"
             );
             warn_once_in_tree(WarningKind::SpreadThin, &text);
         }

@@ -42,7 +42,8 @@ impl RobustLists {
             Err(error) => {
                 if !std::mem::replace(&mut self.warned, true) {
                     warn(&format!(
-                        "cannot open /proc/self/mem: {}; whoever waits for a robust mutex may not be told that its owner died",
+                        "cannot open /proc/self/mem: {}; whoever waits for a robust mutex may not be told that \
+                         its owner died",
                         ErrnoText(*error)
                     ));
                 }
