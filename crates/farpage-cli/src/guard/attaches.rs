@@ -92,32 +92,26 @@ impl Attaches {
             attach.budget = budget;
             return None;
         }
-        if self.running.len() >= AT_ONCE {
-            return None;
-        }
-        let mut command = Command::new("/proc/self/exe");
-        command.arg("attach").arg(target.id.pid.to_string()).arg("--ram").arg(budget.to_string()).args(&self.engine);
-        self.start(command, target, place, budget, why)
+        self.start("attach", target, place, budget, why)
     }
 
     /// Has a tree's small processes, which have no engine, start one: its budget was set.
     pub fn wake(&mut self, target: &Target, place: &Place, budget: u64) -> Option<String> {
-        if self.running.len() >= AT_ONCE || self.budget(target.id).is_some() {
+        if self.budget(target.id).is_some() {
+            return None;
+        }
+        self.start("set", target, place, budget, "")
+    }
+
+    fn start(&mut self, name: &str, target: &Target, place: &Place, budget: u64, why: &str) -> Option<String> {
+        if self.running.len() >= AT_ONCE {
             return None;
         }
         let mut command = Command::new("/proc/self/exe");
-        command.arg("set").arg(target.id.pid.to_string()).arg("--ram").arg(budget.to_string());
-        self.start(command, target, place, budget, "")
-    }
-
-    fn start(
-        &mut self,
-        mut command: Command,
-        target: &Target,
-        place: &Place,
-        budget: u64,
-        why: &str,
-    ) -> Option<String> {
+        command.args([name, &target.id.pid.to_string(), "--ram", &budget.to_string()]);
+        if name == "attach" {
+            command.args(&self.engine);
+        }
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         let (id, place) = (target.id, place.clone());
         match command.spawn() {
