@@ -328,6 +328,15 @@ impl SwapSpace {
         freed
     }
 
+    /// Frees the places that moved pages had, after their entries were freed.
+    fn free_orphans(&self) {
+        for file in &self.files {
+            while let Some(place) = file.take_orphan() {
+                self.free(place);
+            }
+        }
+    }
+
     /// `page`, the content of `entry`, is about to leave memory unchanged: it may be taken from a file back into a
     /// compressed pool, if such pages use to be wanted again soon. Costs a compression; for a background thread.
     pub fn promote(&self, entry: Entry, page: &Page) {

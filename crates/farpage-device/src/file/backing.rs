@@ -86,9 +86,20 @@ impl Backing {
         Ok(Backing { base, is_block: true, ..Backing::new(fd)? })
     }
 
-    /// The same with second copies.
-    pub fn with_mirror(self, mirror: Backing) -> Backing {
-        Backing { mirror: Some(Mirror { file: Box::new(mirror), end: AtomicU64::new(0) }), ..self }
+    /// The same with second copies, if there is room for them.
+    pub fn with_mirror(self, mirror: Option<Backing>) -> Backing {
+        Backing { mirror: mirror.map(|file| Mirror { file: Box::new(file), end: AtomicU64::new(0) }), ..self }
+    }
+
+    /// Shows the descriptors.
+    pub fn each_fd(&self, look: &mut dyn FnMut(&Fd)) {
+        look(&self.fd);
+        self.mirror.iter().for_each(|mirror| look(&mirror.file.fd));
+    }
+
+    /// Whether what is stored is packed, and encrypted after that, by a server's store.
+    pub fn packs(&self) -> bool {
+        self.store.as_ref().is_some_and(|store| store.packs())
     }
 
     /// Where second copies are.

@@ -6,7 +6,12 @@
 //!
 //! Locks: `inner` for the drain's look-ups and for what it moved; no lock across I/O.
 
-use super::*;
+use super::device::FileDevice;
+use super::table::{PAGE_BITS, PAGE_MASK, split};
+use crate::{Entry, check_value};
+use farpage_swap::cluster::CLUSTER_SLOTS;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::fence;
 
 /// Slots a search passes in one hold of the lock.
 const HAND_STEPS: usize = 64;
@@ -14,20 +19,19 @@ const HAND_STEPS: usize = 64;
 impl FileDevice {
     /// The device has failed, and pages on it have not been looked at yet.
     pub fn wants_drain(&self) -> bool {
-        self.server_accepts();
-        let is_lost = || self.server.as_ref().is_some_and(|server| server.link().is_lost());
-        // What nobody expects back is taken from the mirror.
-        let is_there = || self.is_there() || (self.mirror.is_some() && is_lost());
-        self.failed.load(Relaxed) && !self.drained.load(Relaxed) && is_there()
+        self.site.accepts(&self.health);
+        // What is not expected back is taken from the mirror.
+        let is_there = || self.site.is_there() || (self.site.mirror.is_some() && self.site.is_lost());
+        self.health.has_failed() && !self.tables.drain.drained.load(Relaxed) && is_there()
     }
 
     /// The next page that is still here, marked, so that [`FileDevice::moved_to`] knows whether it is the same one
     /// later. `None`: all have been looked at.
     pub fn next_to_drain(&self) -> Option<(Entry, u128)> {
-        let mut hand = self.drain_hand.lock();
+        let mut hand = self.tables.drain.hand.lock();
         loop {
             let (id, from) = ((*hand >> PAGE_BITS) as usize, *hand & PAGE_MASK);
-            let mut inner = self.inner.lock();
+            let mut inner = self.tables.inner.lock();
             if *hand == 0 {
                 inner.late = false;
             }
@@ -40,7 +44,7 @@ impl FileDevice {
                     continue;
                 }
                 // Under the lock: a write that ends later says so after this.
-                self.drained.store(true, Relaxed);
+                self.tables.drain.drained.store(true, Relaxed);
                 return None;
             };
             let found = file.as_ref().and_then(|file| match file.slots.next_in_use(from.max(1), HAND_STEPS) {
@@ -54,23 +58,23 @@ impl FileDevice {
                 (!slot.moved).then_some(slot.check)
             });
             if let Some(check) = check {
-                return Some((Entry::new(self.index, (id as u64) << PAGE_BITS | page)?, check_value(check)));
+                return Some((self.entry(file.id, page)?, check_value(check)));
             }
         }
     }
 
     /// Comes back to a page for which there was no room elsewhere.
     pub fn drain_again_from(&self, entry: Entry) {
-        let mut hand = self.drain_hand.lock();
+        let mut hand = self.tables.drain.hand.lock();
         *hand = entry.slot();
         // Another thread may have come to the end meanwhile.
-        self.drained.store(false, Relaxed);
+        self.tables.drain.drained.store(false, Relaxed);
     }
 
     /// The page that [`FileDevice::next_to_drain`] named is at `to` now. `false`: it has been freed meanwhile.
     pub fn moved_to(&self, entry: Entry, to: Entry) -> bool {
         let Some((id, page)) = split(entry) else { return false };
-        let mut inner = self.inner.lock();
+        let mut inner = self.tables.inner.lock();
         let file = inner.files.get(id).and_then(Option::as_ref);
         let same = file.and_then(|file| {
             file.slots.update(page, |slot| {
@@ -83,38 +87,30 @@ impl FileDevice {
             return false;
         }
         inner.moved.insert(entry.slot(), to);
-        self.any_moved.store(true, Relaxed);
+        self.tables.drain.any_moved.store(true, Relaxed);
         true
     }
 
     /// A place elsewhere whose page was freed here.
     pub fn take_orphan(&self) -> Option<Entry> {
-        if !self.any_moved.load(Relaxed) {
+        if !self.tables.drain.any_moved.load(Relaxed) {
             return None;
         }
-        self.inner.lock().orphans.pop()
-    }
-
-    /// Where the page of an entry went.
-    pub(super) fn went_to(&self, entry: Entry) -> Option<Entry> {
-        if !self.any_moved.load(Relaxed) {
-            return None;
-        }
-        self.inner.lock().moved.get(&entry.slot()).copied()
+        self.tables.inner.lock().orphans.pop()
     }
 
     /// Gives the space of one empty cluster of the own file back to what is below; whether there was one.
     pub fn discard_one(&self) -> bool {
         // Of inherited files only what this process had is free: the parent may have the rest.
-        let Some(own) = self.own.get() else { return false };
+        let Some(own) = self.tables.own.get() else { return false };
         let Some(backing) = own.backing.get() else { return false };
-        if !self.is_there() {
+        if !self.site.is_there() {
             return false;
         }
         let Some(first) = own.slots.begin_discard() else { return false };
         let done = backing.discard(first, CLUSTER_SLOTS as u64);
         if done == Some(true) {
-            self.discarded.fetch_add(CLUSTER_SLOTS as u64, Relaxed);
+            self.health.discarded(CLUSTER_SLOTS as u64);
         }
         if done.is_some() {
             own.slots.end_discard(first);

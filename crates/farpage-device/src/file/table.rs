@@ -5,15 +5,19 @@
 //! dropping an inherited file closes it.
 
 use super::backing::Backing;
-use crate::Entry;
+use crate::{Entry, Usage};
 use farpage_base::sys::cpu;
+use farpage_base::sys::fd::Fd;
 use farpage_base::sys::mutex::Mutex;
 use farpage_server::PageStore;
+use farpage_swap::PAGE_SIZE;
 use farpage_swap::cluster::DeviceOptions;
 use farpage_swap::slots::SlotMap;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, DefaultHasher};
-use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering::Acquire, Ordering::Release};
+use std::ops::Deref;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
 use std::sync::{Arc, OnceLock};
 
 /// Bits of the page number in a slot.
@@ -248,6 +252,159 @@ impl FileSlots {
             Some(place) => *place = Some(file),
             None => self.files.push(Some(file)),
         }
+    }
+}
+
+/// A file that stays there as long as this lives.
+pub enum FoundFile<'a> {
+    Own(&'a File),
+    Inherited(Arc<File>),
+}
+
+impl Deref for FoundFile<'_> {
+    type Target = File;
+
+    fn deref(&self) -> &File {
+        match self {
+            FoundFile::Own(file) => file,
+            FoundFile::Inherited(file) => file,
+        }
+    }
+}
+
+/// (file id, page of the file) of an entry of a file device.
+pub fn split(entry: Entry) -> Option<(usize, u64)> {
+    let slot = entry.slot();
+    Some(((slot >> PAGE_BITS) as usize, slot & PAGE_MASK)).filter(|&(_, page)| page != 0)
+}
+
+/// The files of a device, and what a fork has frozen of the own one.
+pub struct FileTables {
+    pub own: Own,
+    pub inner: Mutex<FileSlots>,
+    /// Forks so far.
+    epoch: AtomicU32,
+    /// Pages of the own file that were stored before this epoch are frozen; [`FileSlots::frozen_below`].
+    frozen_below: AtomicU32,
+    pub drain: FileDrain,
+}
+
+/// How far the pages of a failed device have been taken off.
+#[derive(Default)]
+pub struct FileDrain {
+    /// The next page to take off.
+    pub hand: Mutex<u64>,
+    pub drained: AtomicBool,
+    /// Some page has been taken off.
+    pub any_moved: AtomicBool,
+}
+
+impl FileTables {
+    /// As [`FileSlots::new`].
+    pub fn new(backing: Option<Backing>, rotational: bool) -> FileTables {
+        let (inner, own) = FileSlots::new(backing, rotational);
+        let (epoch, frozen_below) = (AtomicU32::new(0), AtomicU32::new(0));
+        FileTables { own, inner: Mutex::new(inner), epoch, frozen_below, drain: FileDrain::default() }
+    }
+
+    /// What the own file's pages are on, if there is something.
+    pub fn own_backing(&self) -> Option<&Backing> {
+        self.own.get()?.backing.get()
+    }
+
+    /// Shows the descriptors of all files.
+    pub fn each_fd(&self, look: &mut dyn FnMut(&Fd)) {
+        let inner = self.inner.lock();
+        inner.files.iter().flatten().filter_map(|f| f.backing.get()).for_each(|backing| backing.each_fd(look));
+    }
+
+    /// The file of an entry in use, the page in it, and what is kept for it.
+    pub fn find(&self, entry: Entry) -> Option<(FoundFile<'_>, u64, FileSlot)> {
+        let (id, page) = split(entry)?;
+        let own = self.own.get().filter(|own| usize::from(own.id) == id);
+        let file = match own {
+            Some(own) => FoundFile::Own(own),
+            None => FoundFile::Inherited(self.inner.lock().files.get(id)?.clone()?),
+        };
+        let slot = file.slots.get(page)?;
+        Some((file, page, slot))
+    }
+
+    /// The value of a page that is stored now.
+    pub fn value(&self, check: [u32; 4], count: u64) -> FileSlot {
+        FileSlot { check, epoch: self.epoch.load(Relaxed), count, ..FileSlot::default() }
+    }
+
+    /// Frees an entry; `false`: it was not in use.
+    pub fn free(&self, entry: Entry) -> bool {
+        let Some((id, page)) = split(entry) else { return false };
+        let (own, frozen_below) = (self.own.get(), self.frozen_below.load(Relaxed));
+        let simple = own
+            .filter(|own| usize::from(own.id) == id)
+            .is_some_and(|file| file.free_if(page, |slot| !slot.moved && slot.epoch >= frozen_below));
+        simple || self.inner.lock().free(own, id, page, self.epoch.load(Relaxed))
+    }
+
+    /// Where the page of an entry went.
+    pub fn went_to(&self, entry: Entry) -> Option<Entry> {
+        if !self.drain.any_moved.load(Relaxed) {
+            return None;
+        }
+        self.inner.lock().moved.get(&entry.slot()).copied()
+    }
+
+    /// In the parent, after a fork.
+    pub fn fork_parent(&self) {
+        let mut inner = self.inner.lock();
+        inner.leases.push(self.epoch.fetch_add(1, Relaxed));
+        self.frozen_below.store(inner.frozen_below(), Relaxed);
+    }
+
+    /// A child and all its descendants are gone; whether it was the last.
+    pub fn end_lease(&self, lease: u32) -> bool {
+        let mut inner = self.inner.lock();
+        inner.end_lease(self.own.get(), lease);
+        self.frozen_below.store(inner.frozen_below(), Relaxed);
+        inner.leases.is_empty()
+    }
+
+    /// In a forked child, before anything else.
+    ///
+    /// # Safety
+    /// It has one thread, which has no guard.
+    pub unsafe fn free_in_child(&self) {
+        // SAFETY: caller's promise. The parent's pager may have looked for an inherited file, or where a page was moved.
+        unsafe {
+            self.inner.free_in_child();
+            self.own.get().iter().for_each(|own| own.retired.free_in_child());
+        }
+    }
+
+    /// As [`FileSlots::become_child`].
+    pub fn become_child(&self) {
+        self.inner.lock().become_child(&self.own);
+        self.epoch.store(0, Relaxed);
+        self.frozen_below.store(0, Relaxed);
+        self.drain.drained.store(false, Relaxed);
+        *self.drain.hand.lock() = 0;
+    }
+
+    pub fn add_usage(&self, usage: &mut Usage) {
+        let inner = self.inner.lock();
+        let files = inner.files.iter().flatten();
+        let bad = inner.bad.len() as u64;
+        let retired = files.clone().map(|f| f.retired.lock().len() as u64).sum::<u64>();
+        let kept = inner.deferred.len() as u64 + bad + retired;
+        // What was moved to another device is counted there.
+        let elsewhere = kept + inner.moved.len() as u64;
+        let slots = files.clone().map(|f| f.slots.in_use()).sum::<u64>().saturating_sub(elsewhere);
+        usage.slots_in_use += slots;
+        usage.file_bytes += slots * PAGE_SIZE as u64;
+        usage.deferred_slots += inner.deferred.len() as u64;
+        usage.bad_slots += bad;
+        usage.meta_bytes += files.map(|f| f.slots.meta_bytes() as u64).sum::<u64>();
+        usage.meta_bytes += (inner.deferred.capacity() * size_of::<(u64, u32, u32)>()) as u64;
+        usage.meta_bytes += (inner.moved.capacity() * size_of::<(u64, Entry)>()) as u64;
     }
 }
 

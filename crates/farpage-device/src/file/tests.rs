@@ -7,11 +7,19 @@ mod redis;
 mod threads;
 
 use super::*;
+use crate::file::health::WRITE_ERRORS_MAX;
 use crate::testing::{Frame, check_of, page_of};
+use farpage_swap::PAGE_SIZE;
+use farpage_swap::cluster::CLUSTER_SLOTS;
 use farpage_swap::sim::Random;
+use rustix::io::Errno;
 use std::collections::{HashMap, HashSet};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 
 fn usage(device: &FileDevice) -> Usage {
     let mut usage = Usage::default();
@@ -31,7 +39,7 @@ fn device_file_is_created_unnamed_at_the_first_store() {
     for use_tmpfile in [true, false] {
         let dir = tempfile::tempdir().unwrap();
         let mut device = FileDevice::open(3, dir.path(), None).unwrap();
-        device.use_tmpfile = use_tmpfile;
+        device.site.use_tmpfile = use_tmpfile;
         let mut fds = Vec::new();
         device.fds(&mut fds);
         assert_eq!(fds.len(), 1, "only the directory");
@@ -253,7 +261,7 @@ fn device_file_a_write_in_flight_is_not_taken_off() {
     let kept = device.store(&page_of(3).0, check_of(3)).unwrap();
     let (own, backing) = device.own_file().unwrap();
     let (slot, _) = device.take(own, backing, 1).unwrap();
-    device.fail("somebody else's read failed", Errno::IO);
+    device.health.fail("somebody else's read failed", Errno::IO);
     let drained: Vec<_> = std::iter::from_fn(|| device.next_to_drain()).collect();
     assert_eq!(drained, [(kept, check_of(3))]);
     let in_flight = Entry::new(0, slot).unwrap();
@@ -275,7 +283,7 @@ fn device_file_a_write_that_ends_behind_the_drain_is_found() {
     while live.iter().filter(|entry: &&Entry| entry.slot() > slot).count() < 2 {
         live.insert(device.store(&page_of(3).0, check_of(3)).unwrap());
     }
-    device.fail("somebody else's read failed", Errno::IO);
+    device.health.fail("somebody else's read failed", Errno::IO);
     let mut named = Vec::new();
     while named.last().is_none_or(|entry: &Entry| entry.slot() < slot) {
         named.push(device.next_to_drain().unwrap().0);
@@ -296,7 +304,7 @@ fn device_file_a_page_that_found_no_room_elsewhere_is_tried_again() {
     let dir = tempfile::tempdir().unwrap();
     let device = FileDevice::open(0, dir.path(), None).unwrap();
     let entry = device.store(&page_of(3).0, check_of(3)).unwrap();
-    device.fail("somebody else's read failed", Errno::IO);
+    device.health.fail("somebody else's read failed", Errno::IO);
     assert_eq!(device.next_to_drain(), Some((entry, check_of(3))));
     assert!(device.next_to_drain().is_none() && !device.wants_drain());
     device.drain_again_from(entry);

@@ -3,8 +3,18 @@
 //! Locks: `create` while the file is made or grows; `scratch` for an instant; `inner` only for slots that failed, and
 //! on a device that has failed. None across the I/O of pages.
 
-use super::table::FileSlot;
-use super::*;
+use super::backing::Backing;
+use super::device::FileDevice;
+use super::table::File;
+use crate::io::{BATCH_MAX, Transferred};
+use crate::{Entry, StoreError, check_words};
+use farpage_base::mem::units::Page;
+use farpage_base::sys::cpu;
+use farpage_server::OutgoingPage;
+use farpage_swap::cluster::CLUSTER_SLOTS;
+use rustix::io::Errno;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::fence;
 
 /// Space is asked for in steps of this many slots (64 MiB), ...
 const GROW_SLOTS: u64 = 16 << 10;
@@ -54,27 +64,27 @@ impl FileDevice {
 
     /// The own file, created if need be.
     pub(super) fn own_file(&self) -> Result<(&File, &Backing), StoreError> {
-        if !self.server_accepts() || self.failed.load(Relaxed) {
+        if !self.site.accepts(&self.health) || self.health.has_failed() {
             return Err(StoreError::Failed);
         }
-        let own = self.own.get().ok_or_else(|| self.no_room())?;
+        let own = self.tables.own.get().ok_or_else(|| self.health.no_room())?;
         if let Some(backing) = own.backing.get() {
             return Ok((own, backing));
         }
         // A forked child has no part of a block device of its own, and no file where the program has left the
         // directory: its pages go to the next device.
-        if !self.makes_files() {
-            return Err(self.no_room());
+        if !self.site.makes_files() {
+            return Err(self.health.no_room());
         }
         let _create = self.create.lock();
         if own.backing.get().is_none() {
-            let made = self.new_file();
-            if self.server.is_some() && made.is_err() {
-                self.retry_second.store(now_second() + 1, Relaxed);
-                return Err(self.no_room());
+            let made = self.site.make(self.seal.cipher.as_ref(), &self.io.rings, &self.health);
+            if self.site.server.is_some() && made.is_err() {
+                self.health.look_later();
+                return Err(self.health.no_room());
             }
-            let backing = made.map_err(|errno| self.fail("cannot create a file there", errno))?;
-            // Nobody else sets it: that takes the lock.
+            let backing = made.map_err(|errno| self.health.fail("cannot create a file there", errno))?;
+            // No other thread sets it: that takes the lock.
             let _ = own.backing.set(backing);
         }
         own.backing.get().map(|backing| (own, backing)).ok_or(StoreError::Failed)
@@ -84,12 +94,12 @@ impl FileDevice {
     pub(super) fn take(&self, own: &File, backing: &Backing, max: usize) -> Result<(u64, usize), StoreError> {
         let end = own.slots.slots();
         let take = || own.slots.take_run(cpu::current(), max);
-        take().or_else(|| self.grow(own, backing, end).then(take)?).ok_or_else(|| self.no_room())
+        take().or_else(|| self.grow(own, backing, end).then(take)?).ok_or_else(|| self.health.no_room())
     }
 
     /// Makes the own file, which had `end` slots, larger; whether it is.
     fn grow(&self, own: &File, backing: &Backing, end: u64) -> bool {
-        if end >= self.slots_max || now_second() < self.retry_second.load(Relaxed) {
+        if end >= self.slots_max || !self.health.may_look() {
             return false;
         }
         // Not a lock that loads take: they need not wait for the filesystem.
@@ -99,51 +109,45 @@ impl FileDevice {
         }
         let whole = |slots: u64| slots / CLUSTER_SLOTS as u64 * CLUSTER_SLOTS as u64;
         let step = whole(self.slots_max / GROW_PART).clamp(CLUSTER_SLOTS as u64, GROW_SLOTS);
-        let granted = open::grant(backing, end, step, self.keep_free);
+        let granted = self.site.grant(backing, end, step);
         let granted = whole(granted).min(self.slots_max);
         let granted = match self.sharing.get() {
             Some(shared) if granted > end => whole(shared(self.index, granted, self.slots_max)).max(end),
             _ => granted,
         };
         if granted <= end {
-            self.retry_second.store(now_second() + 1, Relaxed);
+            self.health.look_later();
             return false;
         }
         if let Some(mirror) = backing.mirror() {
             let end = mirror.end.load(Relaxed);
             let step = granted.saturating_sub(end);
-            mirror.end.store(open::grant(&mirror.file, end, step, self.keep_free), Relaxed);
+            mirror.end.store(self.site.grant(&mirror.file, end, step), Relaxed);
         }
         own.slots.grow(granted);
         true
     }
 
-    fn no_room(&self) -> StoreError {
-        self.full.store(true, Relaxed);
-        StoreError::Full
-    }
-
     /// There was no room; whether there may be by now without anything having been freed.
     pub(super) fn may_have_grown(&self) -> bool {
         // Room for more slots, or slots that the disk had no space for.
-        let has_room = self.own.get().is_some_and(|file| {
+        let has_room = self.tables.own.get().is_some_and(|file| {
             let slots = file.slots.slots();
             (slots < self.slots_max || file.slots.in_use() + 1 < slots)
-                && (file.backing.get().is_some() || self.makes_files())
+                && (file.backing.get().is_some() || self.site.makes_files())
         });
-        has_room && self.retry_second.load(Relaxed) <= now_second()
+        has_room && self.health.may_look()
     }
 
     /// Books a failed write: the slot is never used again, or, if only the disk is full, given back.
     fn write_failed(&self, own: &File, slot: u64, errno: Errno) -> StoreError {
         if matches!(errno, Errno::NOSPC | Errno::DQUOT | Errno::FBIG) {
             own.slots.give_back(slot);
-            self.retry_second.store(now_second() + 1, Relaxed);
-            return self.no_room();
+            self.health.look_later();
+            return self.health.no_room();
         }
-        self.inner.lock().bad.push(slot);
-        self.write_errors.fetch_add(1, Relaxed);
-        StoreError::Io(errno)
+        self.tables.inner.lock().bad.push(slot);
+        self.health.write_failed(errno)
     }
 
     /// Writes pages (page number in `pages`, slot) in one batch and books each; one that fails is tried once more by
@@ -156,52 +160,34 @@ impl FileDevice {
         places: &[(usize, u64)],
         out: &mut [Option<Entry>],
     ) -> Result<(), StoreError> {
-        if let Some(store) = backing.store() {
-            return self.write_remote(own, backing, store.as_ref(), pages, places, out);
+        let counts = backing.store().is_some() || self.seal.cipher.is_some();
+        let first = if counts { own.written.fetch_add(places.len() as u64, Relaxed) } else { 0 };
+        let clear = |at: usize| pages[places[at].0].0;
+        let seals = !backing.packs() || backing.mirror().is_some();
+        let sealed = seals.then(|| self.seal.seal(backing, first, (0..places.len()).map(clear))).flatten();
+        let content = |at: usize| sealed.as_ref().map_or_else(|| clear(at), |sealed| &sealed[at].0);
+        let mut outcomes = [Transferred::Failed(Errno::IO); BATCH_MAX];
+        match backing.store() {
+            None => outcomes = self.io.write(backing, places, &content),
+            Some(store) => {
+                let page = |at| if store.packs() { clear(at) } else { content(at) };
+                let leaving = (0..).zip(places).map(|(at, &(_, slot))| OutgoingPage {
+                    slot,
+                    count: first + at as u64,
+                    page: page(at),
+                });
+                store.store(&leaving.collect::<Vec<_>>(), &mut outcomes[..places.len()]);
+            }
         }
-        let first = self.cipher.as_ref().map(|_| own.written.fetch_add(places.len() as u64, Relaxed));
-        let sealed = first.and_then(|first| self.seal(backing, first, pages, places));
-        let content = |at: usize| match &sealed {
-            Some(sealed) => &sealed[at].0,
-            None => pages[places[at].0].0,
-        };
-        let outcomes = self.write_pages(backing, places, &content);
+        self.write_mirror(backing, places, &outcomes, &content);
         let result = self.book_writes(own, pages, places, &outcomes, first, out);
-        self.scratch.lock().extend(sealed);
+        self.seal.recycle(sealed);
         result
-    }
-
-    /// Writes pages to their places in one batch; one that fails is tried once more by itself.
-    fn write_pages<'a>(
-        &self,
-        backing: &Backing,
-        places: &[(usize, u64)],
-        content: &dyn Fn(usize) -> &'a Page,
-    ) -> [Transferred; BATCH_MAX] {
-        let mut batch = Batch::new(Direction::Write);
-        let mut numbers = [None; BATCH_MAX];
-        for (at, (&(_, slot), number)) in places.iter().zip(&mut numbers).enumerate() {
-            let (page, place) = (content(at), self.place_in(backing, slot, 0));
-            if !place.is_direct() || aligned(page) {
-                // SAFETY: the page is borrowed until after `run`, and a write does not change it.
-                *number = unsafe { batch.push(&place, std::ptr::from_ref(page).cast_mut()) };
-            }
-        }
-        self.rings.run(&mut batch, &mut || {});
-        let mut outcomes = [Transferred::Failed(Errno::INVAL); BATCH_MAX];
-        for (at, (&(_, slot), number)) in places.iter().zip(numbers).enumerate() {
-            outcomes[at] = number.map_or(outcomes[at], |n| batch.outcome(n));
-            if outcomes[at] != Transferred::Done {
-                let page = &mut Bounce(*content(at)).0;
-                outcomes[at] = self.transfer_one(backing, (slot, 0), Direction::Write, page, false);
-            }
-        }
-        outcomes
     }
 
     /// Writes the second copy of pages that a server has confirmed, if the device keeps one. What cannot be written has
     /// none: what is in its place has another hash.
-    pub(super) fn write_mirror<'a>(
+    fn write_mirror<'a>(
         &self,
         backing: &Backing,
         places: &[(usize, u64)],
@@ -217,32 +203,25 @@ impl FileDevice {
             (which[n], kept[n]) = (at, places[at]);
             n += 1;
         }
-        let copied = self.write_pages(&mirror.file, &kept[..n], &|at| content(which[at]));
+        let copied = self.io.write(&mirror.file, &kept[..n], &|at| content(which[at]));
         let no_room = (0..places.len()).filter(confirmed).count() > n;
         let failed = copied[..n].iter().find_map(|copied| match copied {
             Transferred::Failed(errno) => Some(*errno),
             _ => None,
         });
         if let Some(errno) = failed.or(no_room.then_some(Errno::NOSPC)) {
-            self.no_copies("the mirror cannot be written", errno);
-        }
-    }
-
-    /// Some pages are on the server only, which is said once.
-    pub(super) fn no_copies(&self, what: &'static str, errno: Errno) {
-        if !self.mirror_failed.swap(true, Relaxed) {
-            self.warning.lock().get_or_insert(Warning::NoCopy(what, errno));
+            self.health.no_copies("the mirror cannot be written", errno);
         }
     }
 
     /// Books a batch of which each page's outcome is known. `first`: the number of the first of them.
-    pub(super) fn book_writes(
+    fn book_writes(
         &self,
         own: &File,
         pages: &[(&Page, u128)],
         places: &[(usize, u64)],
         outcomes: &[Transferred],
-        first: Option<u64>,
+        first: u64,
         out: &mut [Option<Entry>],
     ) -> Result<(), StoreError> {
         let (mut result, mut written) = (Ok(()), 0);
@@ -250,10 +229,9 @@ impl FileDevice {
             match *outcome {
                 Transferred::Done => {
                     written += 1;
-                    let count = first.map_or(0, |first| first + at as u64);
-                    let (check, epoch) = (check_words(pages[i].1), self.epoch.load(Relaxed));
-                    own.slots.insert(slot, FileSlot { check, epoch, count, ..FileSlot::default() });
-                    out[i] = Entry::new(self.index, u64::from(own.id) << PAGE_BITS | slot);
+                    let value = self.tables.value(check_words(pages[i].1), first + at as u64);
+                    own.slots.insert(slot, value);
+                    out[i] = self.entry(own.id, slot);
                 }
                 Transferred::EndOfFile | Transferred::Gone => {
                     result = Err(self.write_failed(own, slot, Errno::IO));
@@ -262,43 +240,15 @@ impl FileDevice {
                 Transferred::Failed(errno) => result = Err(self.write_failed(own, slot, errno)),
             }
         }
-        self.transfers.written.fetch_add(written, Relaxed);
-        // Who looked at the slots of this batch before passed over them. With the fence in `next_to_drain`: either that
-        // one saw them booked, or this one sees that the device has failed.
+        self.health.wrote(written, result);
+        // A look at the slots of this batch before passed over them. With the fence in `next_to_drain`: either that one
+        // saw them booked, or this one sees that the device has failed.
         fence(SeqCst);
-        if self.failed.load(Relaxed) {
-            let mut inner = self.inner.lock();
+        if self.health.has_failed() {
+            let mut inner = self.tables.inner.lock();
             inner.late = true;
-            self.drained.store(false, Relaxed);
-        }
-        // A batch is one failure: it may be over before the next.
-        if written > 0 {
-            self.writes_failed.store(0, Relaxed);
-        } else if let Err(StoreError::Io(errno)) = result
-            && errno != Errno::TIMEDOUT
-            && self.writes_failed.fetch_add(1, Relaxed) + 1 >= WRITE_ERRORS_MAX
-        {
-            self.fail("writes keep failing", errno);
+            self.tables.drain.drained.store(false, Relaxed);
         }
         result
-    }
-
-    /// Encrypts the pages of a batch, numbered from `first` on, into memory of the device's own; `None`: this device does
-    /// not encrypt.
-    pub(super) fn seal(
-        &self,
-        backing: &Backing,
-        first: u64,
-        pages: &[(&Page, u128)],
-        places: &[(usize, u64)],
-    ) -> Option<Box<[Bounce]>> {
-        let cipher = self.cipher.as_ref()?;
-        let spare = self.scratch.lock().pop();
-        let mut copies = spare.unwrap_or_else(|| (0..BATCH_MAX).map(|_| Bounce([0; PAGE_SIZE])).collect());
-        for (count, (&(i, _), copy)) in (first..).zip(places.iter().zip(copies.iter_mut())) {
-            copy.0 = *pages[i].0;
-            cipher.apply(backing.salt(), count, &mut copy.0);
-        }
-        Some(copies)
     }
 }

@@ -54,13 +54,4 @@ impl SwapSpace {
         self.drained.fetch_add(moved as u64, Relaxed);
         moved
     }
-
-    /// Frees the places that moved pages had, after their entries were freed.
-    pub(super) fn free_orphans(&self) {
-        for file in &self.files {
-            while let Some(place) = file.take_orphan() {
-                self.free(place);
-            }
-        }
-    }
 }

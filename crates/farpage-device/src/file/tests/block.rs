@@ -130,7 +130,7 @@ fn device_block_sectors_of_a_page_are_taken_and_larger_ones_refused() {
     let entry = device.store(&page_of(3).0, check_of(3)).unwrap();
     expect(&device, entry, 3);
     // A disk that cannot discard: clusters are used again as they are.
-    device.own.get().unwrap().backing.get().unwrap().keeps_space.store(true, Relaxed);
+    device.tables.own.get().unwrap().backing.get().unwrap().keeps_space.store(true, Relaxed);
     assert!(!device.caps().discard);
     drop(device);
     // Older kernels have none.

@@ -1,7 +1,7 @@
 //! Encryption, space given back, space kept free, a full disk.
 
 use super::*;
-use crate::io::inject::Faults;
+use crate::io::inject::{Faults, Injector};
 use std::collections::BTreeSet;
 
 fn store_all(device: &FileDevice, seeds: std::ops::Range<u64>) -> Vec<(Entry, u64)> {
@@ -15,7 +15,7 @@ fn store_all(device: &FileDevice, seeds: std::ops::Range<u64>) -> Vec<(Entry, u6
 /// What is on the disk in a slot.
 fn raw(device: &FileDevice, entry: Entry) -> Box<Frame> {
     let mut frame = Frame::boxed();
-    let (file, slot, _) = device.find(entry).unwrap();
+    let (file, slot, _) = device.tables.find(entry).unwrap();
     let backing = file.backing.get().unwrap();
     let n = rustix::io::pread(backing.fd.borrow().unwrap(), &mut frame.0, backing.at(slot)).unwrap();
     assert_eq!(n, PAGE_SIZE);
@@ -54,7 +54,7 @@ fn device_file_encrypts_every_page_with_a_nonce_of_its_own() {
     assert!(back.0 == page.0);
     let mut bytes = raw(&device, entry);
     bytes.0[77] ^= 1;
-    let (file, slot, _) = device.find(entry).unwrap();
+    let (file, slot, _) = device.tables.find(entry).unwrap();
     let backing = file.backing.get().unwrap();
     rustix::io::pwrite(backing.fd.borrow().unwrap(), &bytes.0, backing.at(slot)).unwrap();
     assert!(matches!(device.load(entry, &mut back.0), Err(LoadError::Corrupt { .. })));
@@ -65,7 +65,7 @@ fn device_file_encrypts_every_page_with_a_nonce_of_its_own() {
 fn device_file_keeps_its_key_in_memory() {
     let dir = tempfile::tempdir().unwrap();
     let device = FileDevice::open(0, dir.path(), None).unwrap().with_encryption().unwrap();
-    let guarded = || device.cipher.as_ref().unwrap().guards().len() == 2;
+    let guarded = || device.seal.cipher.as_ref().unwrap().guards().len() == 2;
     assert!(guarded());
     let mut fds = Vec::new();
     device.fds(&mut fds);
@@ -89,7 +89,7 @@ fn device_file_gives_the_space_of_empty_clusters_back() {
     let dir = tempfile::tempdir_in("/var/tmp").unwrap();
     let device = FileDevice::open(0, dir.path(), None).unwrap();
     let live = store_all(&device, 0..512 * 5);
-    let backing = device.own_file().unwrap().1;
+    let backing = device.tables.own_backing().unwrap();
     let before = backing.disk_bytes();
     assert!(before >= 512 * 5 * 4096);
     assert!(!device.discard_one(), "everything is in use");

@@ -9,7 +9,7 @@ fn device_file_stores_loads_and_frees_without_a_lock_of_the_device() {
     let dir = tempfile::tempdir().unwrap();
     let device = FileDevice::open(0, dir.path(), None).unwrap();
     assert!(device.free(device.store(&page_of(1).0, 1).unwrap()), "the file is there, and has room");
-    let (create, inner) = (device.create.lock(), device.inner.lock());
+    let (create, inner) = (device.create.lock(), device.tables.inner.lock());
     let entry = device.store(&page_of(2).0, check_of(2)).unwrap();
     expect(&device, entry, 2);
     assert!(device.place(entry).is_some() && device.resolve(entry) == entry && device.accepts());
@@ -119,7 +119,7 @@ fn device_file_threads_while_the_device_is_drained() {
             while usage(&device).slots_in_use < 40 {
                 std::thread::yield_now();
             }
-            device.fail("a test", Errno::IO);
+            device.health.fail("a test", rustix::io::Errno::IO);
             while threads.iter().any(|thread| !thread.is_finished()) || device.wants_drain() {
                 if let Some((entry, check)) = device.next_to_drain() {
                     assert_eq!(check, 1);
@@ -141,6 +141,6 @@ fn device_file_threads_while_the_device_is_drained() {
         assert!(device.take_orphan().is_none());
         let end = usage(&device);
         assert_eq!((end.slots_in_use, end.bad_frees), (0, 0));
-        assert!(device.inner.lock().moved.is_empty() && orphans.len() >= moved.len());
+        assert!(device.tables.inner.lock().moved.is_empty() && orphans.len() >= moved.len());
     }
 }
