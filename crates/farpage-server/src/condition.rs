@@ -218,9 +218,10 @@ impl Condition {
         is_nonsense
     }
 
-    /// Who has to know that it takes long is told so.
-    pub fn tell(&mut self, now: i64) {
-        if !self.is_up() && self.trouble.is_some_and(|trouble| now - trouble.first >= SAID_AFTER) {
+    /// Says that it takes long, if it does: tries have failed for so long. That nothing was asked for meanwhile says
+    /// nothing of the server.
+    pub fn tell(&mut self) {
+        if !self.is_up() && self.trouble.is_some_and(|trouble| trouble.last - trouble.first >= SAID_AFTER) {
             self.say(SAY_WAITS);
         }
     }
@@ -293,7 +294,7 @@ mod tests {
                 condition.welcomed();
             }
             if !condition.is_up() {
-                condition.tell(now);
+                condition.tell();
                 continue;
             }
             answered.iter().for_each(|about| condition.answered(now, *about));
@@ -350,6 +351,19 @@ mod tests {
         let mut condition = Condition::new();
         condition.failed(4000, 1000, AskedFor::Other, silent, TIMEOUT);
         assert!(!condition.is_lost() && condition.left(4000, TIMEOUT) == Some(2000));
+    }
+
+    #[test]
+    fn what_nothing_is_asked_of_is_not_said_to_be_away() {
+        let mut condition = Condition::new();
+        condition.failed(1000, 900, AskedFor::Stores, CLOSED, TIMEOUT);
+        // The next one asks two seconds later, and the server has not welcomed it yet.
+        assert!(condition.is_due(3000) && !condition.is_up());
+        condition.tell();
+        assert_eq!(condition.notes_pending(), 0);
+        condition.failed(3100, 3000, AskedFor::Stores, CLOSED, TIMEOUT);
+        condition.tell();
+        assert_eq!(condition.notes_pending(), SAY_WAITS);
     }
 
     #[test]

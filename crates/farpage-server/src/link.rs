@@ -211,7 +211,7 @@ impl Link {
             if self.condition.lock().is_due(now_ms()) {
                 self.step();
             }
-            self.change(|condition| condition.tell(now_ms()));
+            self.change(Condition::tell);
         }
         match (self.is_up(), self.is_lost()) {
             (true, _) => InReach::Up,
