@@ -92,7 +92,8 @@ impl OpeningSocket {
             if sent < hello.len() {
                 return Err(Failed::Broken(Broken::Silent)); // Some hundred bytes to a new socket.
             }
-            self.greeted = true;
+            // From now on it may take its time: a thread may have looked late whether the socket is open.
+            (self.greeted, self.until_ms) = (true, now_ms() + deadline.as_millis() as i64);
         }
         loop {
             match greeting.answer(&self.got[..self.len]) {
@@ -145,5 +146,37 @@ fn connect(to: &Endpoint) -> Result<OwnedFd, Errno> {
     match result {
         Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),
         Err(errno) => Err(errno),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixStream;
+
+    struct Hello;
+
+    impl Greeting for Hello {
+        fn hello(&self) -> &[u8] {
+            b"hello"
+        }
+
+        fn answer(&self, got: &[u8]) -> Answer {
+            if got.is_empty() { Answer::More } else { Answer::Welcome }
+        }
+    }
+
+    /// A thread looks again only when it wants something of the server.
+    #[test]
+    fn the_time_for_an_answer_begins_when_it_was_asked_for() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        let began_ms = now_ms() - 90_000;
+        let mut opening = OpeningSocket { socket: Some(ours.into()), began_ms, ..OpeningSocket::none() };
+        let to = Endpoint::Unix("/nowhere".into());
+        assert_eq!(opening.step(&to, &Hello, Duration::from_secs(60)), Ok(false));
+        assert!(opening.until_ms > now_ms(), "it has just been asked");
+        std::io::Write::write_all(&mut &theirs, b"x").unwrap();
+        assert_eq!(opening.step(&to, &Hello, Duration::from_secs(60)), Ok(true));
     }
 }
