@@ -57,7 +57,7 @@ impl InFlight {
     /// Asks for runs of a store's, [`BATCH_MAX`] at most; each has a tag.
     ///
     /// # Safety
-    /// Memory and its list stay where they are until [`InFlight::next`] has named the run, or this value is dropped;
+    /// Memory and its list stay where they are until [`InFlight::take_ended`] has named the run, or this value is dropped;
     /// nothing else looks at the memory.
     pub unsafe fn send(&mut self, store: &Arc<dyn PageStore>, runs: &[(RemoteRequest, (u32, usize))]) {
         let (since_ms, mut requests) = (now_ms(), [RemoteRequest::NONE; BATCH_MAX]);
@@ -70,13 +70,13 @@ impl InFlight {
         store.ask(requests, &mut bytes);
         self.wire.begin(self.link.time());
         if let Err(broken) = self.wire.send(&[written(&bytes)]) {
-            // What it was asked for ends in `next`.
+            // What it was asked for ends in `take_ended`.
             self.lose(since_ms, &requests[..1], broken);
         }
     }
 
     /// The next run that has ended, by its tag; does not wait.
-    pub fn next(&mut self) -> Option<((u32, usize), Transferred)> {
+    pub fn take_ended(&mut self) -> Option<((u32, usize), Transferred)> {
         let oldest = self.asked.front()?;
         let (since_ms, first) = (oldest.since_ms, [oldest.request]);
         let find = |number: Option<u64>| match number {

@@ -115,10 +115,13 @@ pub trait ReplyReader: Send {
 /// A reply that answers nothing.
 pub(crate) const STRAY: Broken = Broken::Nonsense("a reply to what was not asked");
 
+/// Sends requests, or what asks for them.
+type SendRequests<'a> = &'a dyn Fn(&mut Wire, &[RemoteRequest]) -> Result<(), Broken>;
+
 /// How a protocol asks for runs and understands what comes.
 pub(crate) struct Protocol<'a, R> {
     /// Sends what asks for these.
-    pub send: &'a dyn Fn(&mut Wire, &[RemoteRequest]) -> Result<(), Broken>,
+    pub send: SendRequests<'a>,
     /// Understands the replies to one sending.
     pub replies: &'a dyn Fn() -> R,
     /// Makes a value the page that was asked for; whether it is one.

@@ -103,7 +103,7 @@ impl FileSite {
 
     /// Whether a page can be read without waiting for a server that is out of reach.
     pub fn in_reach(&self) -> bool {
-        let waits = |server: &Box<dyn PageStores>| server.link().reach() == InReach::Waiting;
-        self.mirror.is_some() || !self.server.as_ref().is_some_and(waits)
+        let waits = || self.server.as_ref().is_some_and(|server| server.link().reach() == InReach::Waiting);
+        self.mirror.is_some() || !waits()
     }
 }

@@ -57,7 +57,7 @@ impl Lines {
 
     /// The next run that has ended; does not wait.
     pub fn next(&mut self) -> Option<Landed> {
-        let landed = self.0.iter_mut().find_map(|line| line.next());
+        let landed = self.0.iter_mut().find_map(|line| line.take_ended());
         if landed.is_none() {
             self.0.retain_mut(|line| line.is_busy() || !line.is_broken());
         }
