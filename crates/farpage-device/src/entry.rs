@@ -1,6 +1,6 @@
 //! The name of a stored page.
 //!
-//! Callers: everybody who keeps pages. A type only.
+//! Callers: all that keep pages. A type only.
 
 use std::num::NonZeroU64;
 

@@ -1,9 +1,9 @@
 //! A swap file, a block device, or pages on a server ([`farpage_server`]).
 //!
-//! The directory is opened when the device is made, the file in it at the first store (unnamed, so that nobody else can
-//! open it and nothing stays behind), and both stay open. When the program changes its root directory or its user, the
-//! file is made if it was not, and a directory that the program cannot reach any more is closed. A path that is a
-//! regular file stands for its directory.
+//! The directory is opened when the device is made, the file in it at the first store (unnamed, so that no other
+//! process can open it and nothing stays behind), and both stay open. When the program changes its root directory or
+//! its user, the file is made if it was not, and a directory that the program cannot reach any more is closed. A path
+//! that is a regular file stands for its directory.
 //!
 //! ```text
 //!  slot of an entry:  | file id: 8 | page of the file: 32 |        (page 0 is the header, never a slot)

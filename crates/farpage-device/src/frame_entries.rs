@@ -1,7 +1,7 @@
 //! The slot of each frame: where the same bytes may be stored, of a page that is in the swap cache.
 //!
-//! Callers: the engines of `run` and `region`. No locks: the place of a frame belongs to whoever owns the frame, and
-//! what hands the frame on also orders the accesses to its place.
+//! Callers: the engines of `run` and `region`. No locks: the place of a frame belongs to the thread that owns the
+//! frame, and what hands the frame on also orders the accesses to its place.
 
 use crate::entry::Entry;
 use farpage_base::mem::units::FrameNo;

@@ -30,8 +30,8 @@ impl Leases {
         Leases(Mutex::new(Vec::new()))
     }
 
-    /// A child was made by the fork of number `fork`. `end` is read without waiting, and nobody ever writes to it. It
-    /// stays open until [`Leases::collect`] has it closed.
+    /// A child was made by the fork of number `fork`. `end` is read without waiting, and nothing is ever written to it.
+    /// It stays open until [`Leases::collect`] has it closed.
     pub fn add(&self, end: RawFd, fork: u32) {
         lock(&self.0).push(Lease { end, fork });
     }

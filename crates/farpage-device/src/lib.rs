@@ -14,7 +14,7 @@
 //! | [`zram`] | compressed pages in memory, same-filled pages, demotion to a file |
 //! | [`pool`] | the memory of the compressed pages |
 //! | [`ram`] | plain memory, for measurements and tests |
-//! | [`file`](mod@file) | pages in a swap file or on a block device; what a fork shares; encryption, discard, draining |
+//! | [`file`](mod@file) | pages in a file, on a block device or a server; what a fork shares; encryption, draining |
 //! | [`io`] | batches of page I/O, io_uring, injected faults |
 //! | [`leases`] | children that may need what is stored in files |
 //! | [`read_queue`] | reads in flight while their thread does something else |
@@ -23,8 +23,8 @@
 //! The engine serialises per page: it never calls `load` and `free` of the same entry at the same time.
 //! Everything else may run concurrently.
 //!
-//! Locks: docs/dev/locking.md has their order. `inner` locks are held for look-ups and copies of one page at most, never
-//! across a device wait.
+//! Locks: docs/dev/locking.md has their order. `inner` locks are held for look-ups and copies of one page at most,
+//! never across a device wait.
 
 pub mod content;
 pub mod entry;
@@ -65,7 +65,7 @@ pub struct Caps {
     /// Freed space is given back to what is below (the disk, the filesystem). False once that has refused.
     pub discard: bool,
     /// A page must not change while it is stored (it is hashed, compressed or encrypted on the way). So it is for all
-    /// devices here, and the engine and regions let nobody write to a page that is being stored; a device without it
+    /// devices here, and the engine and regions let no thread write to a page that is being stored; a device without it
     /// could be given pages that are still mapped.
     pub stable_writes: bool,
     /// Bytes of the unit in which the device transfers, a power of two, a page at most: a write that is torn stores

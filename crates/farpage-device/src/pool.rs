@@ -12,7 +12,7 @@
 //! ```
 //!
 //! Caller: `zram`, which keeps the pool under its lock. Two things happen outside that lock: writing an object that
-//! was just allocated and that nobody else knows yet ([`Pool::object`]), and returning a span's memory to the
+//! was just allocated and that no other thread knows yet ([`Pool::object`]), and returning a span's memory to the
 //! kernel ([`Pool::take_excess`], [`Release::run`], [`Pool::released`]). The pool itself does not lock.
 
 use farpage_base::mem::open::Opening;
@@ -245,7 +245,7 @@ impl Pool {
         let new = self.take_object(target)?;
         let to = self.object(new, size)?;
         // SAFETY: both are whole objects of `size` bytes in use, in different spans of the region, so they do not
-        // overlap; `&mut self` excludes every other access to known objects, and `new` is known to nobody.
+        // overlap; `&mut self` excludes every other access to known objects, and `new` is not known yet.
         unsafe { std::ptr::copy_nonoverlapping(self.span_base(span).add(at * size).as_ptr(), to.as_ptr(), size) };
         self.free(handle);
         Some(new)
@@ -270,8 +270,8 @@ impl Pool {
         self.in_spans().saturating_sub(self.object_bytes)
     }
 
-    /// Where an object lies; it may be read by whoever holds the lock, and written only between [`Pool::alloc`] and
-    /// the moment the handle becomes known to others. `None`: not in use, or shorter than `len` bytes.
+    /// Where an object lies; it may be read by the thread that holds the lock, and written only between [`Pool::alloc`]
+    /// and the moment the handle becomes known to others. `None`: not in use, or shorter than `len` bytes.
     pub fn object(&self, handle: Handle, len: usize) -> Option<NonNull<u8>> {
         let (span, at, size) = self.locate(handle)?;
         // SAFETY: `locate` found the object in use, so span < spans_max and at * size + size <= SPAN_BYTES: inside the
@@ -279,7 +279,7 @@ impl Pool {
         (len <= size).then(|| unsafe { self.span_base(span).add(at * size) })
     }
 
-    /// The first `len` bytes of an object whose handle is known (so that nobody writes it any more).
+    /// The first `len` bytes of an object whose handle is known (so that it is not written any more).
     pub fn bytes(&self, handle: Handle, len: usize) -> Option<&[u8]> {
         let object = self.object(handle, len)?;
         // SAFETY: `len` bytes from `object` lie in one object of the region, which is initialised memory. Objects

@@ -4,8 +4,9 @@
 //! pages count against the budget like the compressed pool's, so it saves nothing there.
 //!
 //! Callers: `space`. Locks: those of the slots, for stores and frees; none while a page is copied (a slot that was just
-//! taken is known to nobody else; one that is being loaded is not freed meanwhile, which is the caller's duty). Memory
-//! once used is kept, as persistent memory would be there: giving it back would put page faults into what is measured.
+//! taken is known to no other thread; one that is being loaded is not freed meanwhile, which is the caller's duty).
+//! Memory once used is kept, as persistent memory would be there: giving it back would put page faults into what is
+//! measured.
 
 use super::{Caps, Entry, LoadError, Page, StoreError, SwapDevice, Usage, check_value, check_words};
 use farpage_base::mem::open::Opening;
@@ -93,7 +94,7 @@ impl SwapDevice for Ram {
             return Err(StoreError::Full);
         }
         self.top.fetch_max(slot, Relaxed);
-        // SAFETY: the slot was taken above and nobody else knows it yet; `page` is not in the device's memory.
+        // SAFETY: the slot was taken above and no other thread knows it yet; `page` is not in the device's memory.
         unsafe { self.page(slot).copy_from_nonoverlapping(page, 1) };
         self.slots.insert(slot, check_words(check));
         Entry::new(self.index, slot).ok_or(StoreError::Full)

@@ -6,13 +6,13 @@
 //!
 //! ```text
 //!   queue.submit(space, tag, entries, pages) -> Submitted::Done(..)   all in place, or nothing could be queued
-//!                                            -> Submitted::InFlight   the pages are the queue's until `next` names the tag
+//!                                            -> Submitted::InFlight   pages are the queue's until `next` names the tag
 //!   poll([uffd, kick, queue.fds()..])
 //!   while let Some(arrived) = queue.next(space)   -> tag, pages loaded from the first on, why it stopped
 //! ```
 //!
 //! What the owner must see to:
-//! * Frames of a window in flight are nobody else's: not on the free list, not moved (`UFFDIO_MOVE` refuses them while
+//! * Frames of a window in flight are the queue's: not on the free list, not moved (`UFFDIO_MOVE` refuses them while
 //!   the kernel has them pinned).
 //! * An entry may be freed while its read is in flight; then the result is of no use, and must be thrown away (the slot
 //!   may be in use again). A read that fails is repeated through the entry, never through the old place.
@@ -103,8 +103,8 @@ impl ReadQueue {
         ReadQueue::default()
     }
 
-    /// For the poll set, [`FDS_MAX`] at most: one is readable when [`ReadQueue::next`] may have something (call it until
-    /// it has nothing; now and then it has nothing at once). That a server is late shows only to who calls it.
+    /// For the poll set, [`FDS_MAX`] at most: one is readable when [`ReadQueue::next`] may have something (call it
+    /// until it has nothing; now and then it has nothing at once). That a server is late shows only in a call of it.
     pub fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.event.iter().map(AsFd::as_fd).chain(self.lines.fds())
     }
@@ -119,8 +119,8 @@ impl ReadQueue {
     /// everything is done before it returns, like [`SwapSpace::load_in_reach`].
     ///
     /// # Safety
-    /// With [`Submitted::InFlight`]: every page of `pages` is valid memory that nobody reads, writes or moves until
-    /// [`ReadQueue::next`] or [`ReadQueue::finish_all`] has named `tag`. The queue is used by the thread that
+    /// With [`Submitted::InFlight`]: every page of `pages` is valid memory that no other code reads, writes or moves
+    /// until [`ReadQueue::next`] or [`ReadQueue::finish_all`] has named `tag`. The queue is used by the thread that
     /// submitted first, and dropped by it or never.
     pub unsafe fn submit(
         &mut self,
@@ -222,7 +222,7 @@ impl ReadQueue {
         if let Some(ring) = self.ring.take() {
             ring.forget();
         }
-        // The number may be somebody else's in the child's table.
+        // The number may be another file's in the child's table.
         std::mem::forget(self.event.take());
         self.lines.clear();
         self.windows.clear();

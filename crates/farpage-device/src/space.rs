@@ -2,7 +2,7 @@
 //!
 //! A page goes to the first device that takes it; a failed write, a full device or a page that does not compress
 //! means the next one. An incompressible page that no other device takes is stored as it is by the first device that
-//! refused it. A page that nobody takes stays in memory ([`StoreError::Full`]).
+//! refused it. A page that no device takes stays in memory ([`StoreError::Full`]).
 //!
 //! Priorities: a higher `prio` first; devices without one come after those with `prio >= 0`, in the order given. Queued
 //! devices that were given the same one take turns, a batch each, as the kernel's do.
@@ -204,7 +204,7 @@ impl SwapSpace {
             let mut zrams = self.zrams.iter().filter(|_| wait && incompressible);
             return Ok(zrams.find_map(|zram| zram.store_waiting(page, check).ok()));
         }
-        // Nobody takes what does not compress: as it is, then.
+        // No device takes what does not compress: as it is, then.
         let raw = self.devices.iter().filter(|_| incompressible).find_map(|device| device.store_raw(page, check).ok());
         raw.map(Some).ok_or(StoreError::Full)
     }
@@ -239,7 +239,7 @@ impl SwapSpace {
                 return Ok(());
             }
         }
-        // Nobody takes what does not compress: as it is, then.
+        // No device takes what does not compress: as it is, then.
         for (&(page, check), out) in pages.iter().zip(out).filter(|(_, out)| out.is_none()) {
             let mut synchronous = self.devices.iter().filter(|device| device.caps().synchronous);
             match synchronous.find_map(|device| device.store_raw(page, check).ok()) {

@@ -220,7 +220,7 @@ impl Zram {
         }
     }
 
-    /// An object that holds `bytes` and that nobody knows yet, counted.
+    /// An object that holds `bytes` and is not known yet, counted.
     fn new_object(&self, kind: RecordKind, bytes: &[u8]) -> Result<Handle, StoreError> {
         let (handle, at) = {
             let mut inner = self.inner.lock();
@@ -234,7 +234,7 @@ impl Zram {
             inner.raw_pages += u64::from(kind == RecordKind::Raw);
             place
         };
-        // SAFETY: the object has at least `bytes.len()` bytes, was allocated above and its handle is known to nobody
+        // SAFETY: the object has at least `bytes.len()` bytes, was allocated above and its handle is not known
         // else until the record is stored below, so nothing reads, writes or frees it. `bytes` is not in the pool.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), at.as_ptr(), bytes.len()) };
         Ok(handle)

@@ -7,8 +7,8 @@
 //! A forked child reads what its parent has stored. So while there may be such children, the parent's areas are *kept*:
 //! no process takes them, even if the parent has ended. Of others that have ended areas are taken over.
 //!
-//! No locks: words are claimed by compare-and-swap. A process that can write this memory can make others lose pages, as with all
-//! that a tree shares; not more, because every page is compared with its hash.
+//! No locks: words are claimed by compare-and-swap. A process that can write this memory can make others lose pages, as
+//! with all that a tree shares; not more, because every page is compared with its hash.
 
 use farpage_ipc::conf::nbd::ExportId;
 pub use farpage_ipc::tree::areas::{AREAS_MAX, Owners};

@@ -1,10 +1,10 @@
 //! In which state the way to a server is, and what is to be said of it.
 //!
-//! A connection says little: a server can welcome everybody and then not answer. So what counts is answers. Failures that
+//! A connection says little: a server can welcome all and then not answer. So what counts is answers. Failures that
 //! follow each other are one *trouble*, which has one deadline (`timeout=`), whatever its parts are: a connection, a
-//! greeting, an answer. It ends when what failed first is answered, when nothing has failed for a while, or when that was
-//! not asked for again for a while and other such things are answered; not when the server answers something else. Within
-//! a trouble, the pauses between two tries become longer.
+//! greeting, an answer. It ends when what failed first is answered, when nothing has failed for a while, or when that
+//! was not asked for again for a while and other such things are answered; not when the server answers something else.
+//! Within a trouble, the pauses between two tries become longer.
 //!
 //! Owner: the link, which holds the lock. No locks here.
 
@@ -15,7 +15,7 @@ use std::time::Duration;
 /// First and longest pause between two tries, milliseconds.
 const PAUSE_MIN: i64 = 20;
 const PAUSE_MAX: i64 = 2000;
-/// What begins so long after a failure has nothing to do with it: whoever waits has tried again before.
+/// What begins so long after a failure has nothing to do with it: a thread that waits has tried again before.
 const QUIET: i64 = 2 * PAUSE_MAX + 1000;
 /// What is over sooner is not worth a word, milliseconds.
 const SAID_AFTER: i64 = 1000;
@@ -69,7 +69,8 @@ impl AskedFor<'_> {
 /// Failures that follow each other.
 #[derive(Debug, Clone, Copy)]
 struct Trouble {
-    /// When the first attempt began that failed, when it did, and when the last one did; milliseconds, as all times here.
+    /// When the first attempt began that failed, when it did, and when the last one did; milliseconds, as all times
+    /// here.
     since: i64,
     first: i64,
     last: i64,
@@ -154,7 +155,7 @@ impl Condition {
     }
 
     /// An attempt that began then has failed, a connection or an exchange. Whether the server has sent what it must not
-    /// for the last time, so that who asked is told that.
+    /// for the last time, so that the thread that asked is told.
     pub fn failed(
         &mut self,
         now: i64,
@@ -172,7 +173,7 @@ impl Condition {
         if self.is_up() && self.trouble.is_some_and(|trouble| begun - trouble.last > QUIET) {
             self.trouble = None;
         }
-        // What failed first may be asked for by nobody any more: it was only read ahead.
+        // What failed first may not be wanted any more: it was only read ahead.
         if self.trouble.is_some_and(|trouble| trouble.answers && now - trouble.owed_at > QUIET) {
             self.trouble = None;
         }
@@ -286,7 +287,7 @@ mod tests {
     const TIMEOUT: Option<Duration> = Some(Duration::from_secs(5));
     const CLOSED: Failed = Failed::Broken(Broken::Closed);
 
-    /// A server that welcomes everybody, and breaks off: what it is asked for, and the times of the tries.
+    /// A server that welcomes all, and breaks off: what it is asked for, and the times of the tries.
     fn tries(timeout: Option<Duration>, about: AskedFor<'_>, answered: &[AskedFor<'_>]) -> (Condition, Vec<i64>) {
         let (mut condition, mut tried) = (Condition::new(), Vec::new());
         for now in 1000..60_000 {

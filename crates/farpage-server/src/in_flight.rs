@@ -57,8 +57,8 @@ impl InFlight {
     /// Asks for runs of a store's, [`BATCH_MAX`] at most; each has a tag.
     ///
     /// # Safety
-    /// Memory and its list stay where they are until [`InFlight::take_ended`] has named the run, or this value is dropped;
-    /// nothing else looks at the memory.
+    /// Memory and its list stay where they are until [`InFlight::take_ended`] has named the run, or this value is
+    /// dropped; nothing else looks at the memory.
     pub unsafe fn send(&mut self, store: &Arc<dyn PageStore>, runs: &[(RemoteRequest, (u32, usize))]) {
         let (since_ms, mut requests) = (now_ms(), [RemoteRequest::NONE; BATCH_MAX]);
         for ((request, tag), place) in runs.iter().zip(&mut requests) {
@@ -139,7 +139,8 @@ impl InFlight {
         nothing && !self.replies.has_more() && self.life == self.link.life()
     }
 
-    /// Whether it is of use although nothing has come since `since_ms`. If that is too long, the server is out of reach.
+    /// Whether it is of use although nothing has come since `since_ms`. If that is too long, the server is out of
+    /// reach.
     fn is_good(&mut self, since_ms: i64, oldest: &[RemoteRequest]) -> bool {
         let (now, deadline) = (now_ms(), self.link.deadline().as_millis() as i64);
         let silent = now - self.wire.heard_ms().max(since_ms) > deadline;

@@ -17,8 +17,9 @@
 //! | [`nbd`] | exports of NBD servers |
 //! | [`redis`] | the memory of a Redis or Valkey server |
 //!
-//! An engine that swaps over a network in the kernel can wait for itself: it needs memory to send, while it makes memory
-//! free. This one cannot. It is no part of the kernel's reclaim, and what it sends lies in memory that it never manages.
+//! An engine that swaps over a network in the kernel can wait for itself: it needs memory to send, while it makes
+//! memory free. This one cannot. It is no part of the kernel's reclaim, and what it sends lies in memory that it never
+//! manages.
 
 pub mod areas;
 mod condition;

@@ -12,18 +12,18 @@
 //!
 //! `condition` decides that, and what a welcome is worth without an answer.
 //!
-//! While it is out of reach, who stores goes elsewhere, and who reads waits ([`Patience::Wait`]) or comes again
-//! ([`Patience::Now`]). Once it was given up, reads fail at once. All of this is driven by whoever asks
+//! While it is out of reach, stores go elsewhere, and a thread that reads waits ([`Patience::Wait`]) or comes again
+//! ([`Patience::Now`]). Once it was given up, reads fail at once. All of this is driven by the threads that ask
 //! ([`Link::reach`] never waits); there is no thread for it.
 //!
-//! What is done on a connection may be done twice: after a failure nobody knows whether the server has done it, or will
-//! yet. So reads are repeated, and stores are not: their slots are never used again.
+//! What is done on a connection may be done twice: after a failure the server may have done it, or may do it yet. So
+//! reads are repeated, and stores are not: their slots are never used again.
 //!
-//! A pager's threads have a descriptor table of their own ([`farpage_base::sys::table`]). There each *side*, they and the
-//! program's threads, has its own connections.
+//! A pager's threads have a descriptor table of their own ([`farpage_base::sys::table`]). There each *side*, they and
+//! the program's threads, has its own connections.
 //!
-//! Callers: the devices. Locks: `opening`, only tried; a connection, which a thread waits for only where all are in use.
-//! Both are held while the server works. `condition`, inside them, for an instant.
+//! Callers: the devices. Locks: `opening`, only tried; a connection, which a thread waits for only where all are in
+//! use. Both are held while the server works. `condition`, inside them, for an instant.
 
 pub use crate::condition::AskedFor;
 
@@ -45,7 +45,7 @@ use std::time::Duration;
 pub const DEADLINE: Duration = Duration::from_secs(1);
 /// Connections of a side.
 const WIRES: usize = 8;
-/// How long who waits sleeps at most between two looks, nanoseconds.
+/// How long a thread that waits sleeps at most between two looks, nanoseconds.
 const LOOK_NS: i64 = 20_000_000;
 
 /// Whether there is a way to the server.
@@ -82,7 +82,7 @@ pub enum Unreachable {
     Nonsense,
 }
 
-/// What the condition says, for those who only look: bits of [`Link::glance`].
+/// What the condition says, for threads that only look: bits of [`Link::glance`].
 const UP: u32 = 1;
 const LOST: u32 = 2;
 const TROUBLED: u32 = 4;
@@ -112,7 +112,7 @@ pub struct Link {
     most: AtomicUsize,
     /// Counts how often it was out of reach. Changed with `condition`.
     life: AtomicU32,
-    /// One more than the life in which the server had no connection for somebody's own.
+    /// One more than the life in which the server had no connection to spare.
     none_in_life: AtomicU32,
     condition: Mutex<Condition>,
     /// See [`UP`].
@@ -179,7 +179,7 @@ impl Link {
         &self.name
     }
 
-    /// For how long who reads waits for it; `None`: for ever.
+    /// For how long a thread that reads waits for it; `None`: for ever.
     pub fn timeout(&self) -> Option<Duration> {
         self.timeout
     }
@@ -270,8 +270,8 @@ impl Link {
         }
     }
 
-    /// Opens a connection beside those that all use, for reads in flight, and the link's life. `None`: the server is out of
-    /// reach, or has no more; then it is not asked again until it has been away.
+    /// Opens a connection beside those that all use, for reads in flight, and the link's life. `None`: the server is
+    /// out of reach, or has no more; then it is not asked again until it has been away.
     pub(crate) fn open_own(&self) -> Option<(Wire, u32)> {
         let life = self.life();
         if !self.is_up() || self.most.load(Relaxed) < WIRES || self.has_no_more(life) {
@@ -305,7 +305,7 @@ impl Link {
         self.sides[self.side()].close();
     }
 
-    /// In a forked child, whose only thread this is: it opens connections of its own.
+    /// In a forked child, which has this thread alone: it opens connections of its own.
     pub fn fork_child(&self) {
         // SAFETY: one thread, without a guard; what the locks protect is thrown away. A connection's descriptor is
         // closed only where the number still means it.
@@ -317,7 +317,7 @@ impl Link {
             self.condition.free_in_child();
         }
         for side in &self.sides {
-            // The number may be somebody else's.
+            // The number may be another file's.
             side.opening.lock().socket.take().map(IntoRawFd::into_raw_fd);
             side.wires.iter().for_each(|wire| drop(wire.lock().take()));
         }
@@ -382,8 +382,8 @@ impl Link {
         Ok(place)
     }
 
-    /// Opens a connection, and waits for that: with an opening of its own, so that no thread that waits for a server that
-    /// is back waits for this one.
+    /// Opens a connection, and waits for that: with an opening of its own, so that no thread that waits for a server
+    /// that is back waits for this one.
     fn open_wire(&self) -> Result<Wire, Failed> {
         let mut opening = OpeningSocket::none();
         loop {
@@ -474,8 +474,8 @@ impl Link {
         })
     }
 
-    /// A connection of a queue's own, on which something was waited for since then, is of no more use: the server is out of
-    /// reach.
+    /// A connection of a queue's own, on which something was waited for since then, is of no more use: the server is
+    /// out of reach.
     pub(crate) fn lose(&self, life: u32, about: AskedFor<'_>, waiting_since_ms: i64, broken: Broken) {
         self.broke(life, waiting_since_ms, about, Failed::Broken(broken));
     }

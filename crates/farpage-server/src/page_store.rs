@@ -1,8 +1,8 @@
 //! Pages of a device that are on a server, not in a file.
 //!
 //! The device gives out the slots, knows what a fork freezes, counts what is written and compares what comes back. A
-//! [`PageStore`] has the pages of one process, as a file has: a forked child has one of its own, and reads its parent's.
-//! Where a page is there, and whether it is compressed on its way, is the store's affair.
+//! [`PageStore`] has the pages of one process, as a file has: a forked child has one of its own, and reads its
+//! parent's. Where a page is there, and whether it is compressed on its way, is the store's affair.
 //!
 //! Callers: the device. No locks.
 
@@ -73,8 +73,8 @@ pub trait PageStore: Send + Sync {
     /// Reads runs, a batch at most, and waits for them; `ends` says what became of each. Allocates nothing.
     fn read(&self, patience: Patience, requests: &[RemoteRequest], ends: &mut [Transferred]);
 
-    /// Stores pages, a batch at most; `out` says of each whether the server has confirmed it. Does not wait for one that
-    /// is out of reach. [`Transferred::Failed`] with [`Errno::NOSPC`]: there is no room, and it is not there. With
+    /// Stores pages, a batch at most; `out` says of each whether the server has confirmed it. Does not wait for one
+    /// that is out of reach. [`Transferred::Failed`] with [`Errno::NOSPC`]: there is no room, and it is not there. With
     /// anything else it may still get there later.
     fn store(&self, pages: &[OutgoingPage<'_>], out: &mut [Transferred]);
 
@@ -116,8 +116,8 @@ pub trait PageStore: Send + Sync {
 
 /// Makes the stores of one server.
 pub trait PageStores: Send + Sync {
-    /// A new one; one that packs encrypts its pages if there is something to do it with. Does not wait for a server that
-    /// is out of reach.
+    /// A new one; one that packs encrypts its pages if there is something to do it with. Does not wait for a server
+    /// that is out of reach.
     ///
     /// # Errors
     /// It cannot be had now.
@@ -140,7 +140,7 @@ pub trait PageStores: Send + Sync {
     /// What has to be done now and then, whether there are stores or not.
     fn tick(&self) {}
 
-    /// In a forked child, whose only thread this is.
+    /// In a forked child, which has this thread alone.
     fn fork_child(&self);
 
     /// The export, if it is one.

@@ -133,8 +133,8 @@ pub(crate) fn decoded(is_page: bool) -> Transferred {
     if is_page { Transferred::Done } else { Transferred::Failed(Errno::BADMSG) }
 }
 
-/// Sends requests, [`BATCH_MAX`] at most, and waits for the answers; after a failure those without one are sent again, if
-/// `patience` says so. Allocates nothing.
+/// Sends requests, [`BATCH_MAX`] at most, and waits for the answers; after a failure those without one are sent again,
+/// if `patience` says so. Allocates nothing.
 ///
 /// # Errors
 /// The server is out of reach; what was answered before has its end.

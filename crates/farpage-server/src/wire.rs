@@ -141,8 +141,9 @@ impl Wire {
         self.heard_ms = now_ms();
     }
 
-    /// One call; `None`: it would have to wait, and may not. When the time of the exchange is over, it takes what is there
-    /// and does not wait for more: a process that was late itself finds the answer, and a server that was does not.
+    /// One call; `None`: it would have to wait, and may not. When the time of the exchange is over, it takes what is
+    /// there and does not wait for more: a process that was late itself finds the answer, and a server that was does
+    /// not.
     ///
     /// # Safety
     /// The vectors name memory as the call wants it.

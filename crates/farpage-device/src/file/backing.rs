@@ -128,7 +128,7 @@ impl Backing {
     }
 
     /// Gives the space of `count` slots back to what is below, and of their second copies: whether any of it did that.
-    /// It is new space when it is written again. `None`: nobody knows; it may still happen, and the slots must not be
+    /// It is new space when it is written again. `None`: it may still happen, and the slots must not be
     /// used again.
     pub fn discard(&self, slot: u64, count: u64) -> Option<bool> {
         let done = self.discards() && self.discard_below(slot, count)?;
@@ -162,8 +162,8 @@ impl Backing {
         self.fd.borrow().and_then(rustix::fs::fstat).map_or(0, |stat| stat.st_blocks as u64 * 512)
     }
 
-    /// A new unnamed file in a directory. Nobody else can open it, whatever its mode: that lets this process open it
-    /// once more for a child, also when it has become another user's ([`farpage_base::sys::proc::for_reading`]).
+    /// A new unnamed file in a directory. No other process can open it, whatever its mode: that lets this process open
+    /// it once more for a child, also when it has become another user's ([`farpage_base::sys::proc::for_reading`]).
     pub fn create_in(dir: BorrowedFd<'_>, use_tmpfile: bool) -> Result<Backing, Errno> {
         let mode = Mode::RUSR | Mode::WUSR;
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::EXCL;
@@ -176,7 +176,7 @@ impl Backing {
             }
         }
         for _ in 0..100 {
-            // Nobody can guess it and be there first.
+            // No process can guess it and be there first.
             let mut name = [0; 8];
             random_bytes(&mut name)?;
             let name = format!(".farpage-swap-{:016x}", u64::from_ne_bytes(name));

@@ -6,7 +6,7 @@
 //!
 //! Whatever keeps data on a block device says so near its beginning or its end: partition tables, filesystems, RAID,
 //! LVM, encryption. So a device is taken only if the first 1 MiB and the last 64 KiB are zero, but for a header page of
-//! ours; and as farpage leaves both like that, it also notices when somebody else has used the device since. It is
+//! ours; and as farpage leaves both like that, it also notices when another program has used the device since. It is
 //! opened exclusively: the kernel refuses that while the device (or a partition of it) is mounted, swapped to, part of
 //! a RAID or a volume group, or in use by another farpage.
 //!
@@ -69,7 +69,7 @@ fn claim(path: &Path, rdev: u64, access: OFlags, fail: Fail<'_>) -> Result<Owned
     }
 }
 
-/// Who has a device that cannot be claimed, and what to do.
+/// What has a device that cannot be claimed, and what to do.
 fn user_of(rdev: u64) -> (String, &'static str) {
     let (major, minor) = (rustix::fs::major(rdev), rustix::fs::minor(rdev));
     let mounts = text("/proc/self/mountinfo").unwrap_or_default();

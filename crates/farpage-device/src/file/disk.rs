@@ -1,6 +1,6 @@
 //! What the kernel says of disks, and what it swaps to itself.
 //!
-//! Callers: who opens files and block devices. No locks.
+//! Callers: `open`, `block`. No locks.
 
 use crate::error::DeviceError;
 use farpage_base::sys::escape::unescape;

@@ -15,8 +15,8 @@ pub const WRITE_ERRORS_MAX: u32 = 16;
 /// After this many failed reads in a row too: so many pages, each tried three times.
 const READ_ERRORS_MAX: u32 = 3 * 16;
 
-/// Something the user should know. Made into words where it is said: a read may fail in a signal handler, which must not
-/// allocate.
+/// Something the user should know. Made into words where it is said: a read may fail in a signal handler, which must
+/// not allocate.
 pub enum Warning {
     /// It can be used, but is not what one would expect.
     Odd(String),

@@ -33,8 +33,8 @@ pub struct FileSeal {
 }
 
 impl FileSeal {
-    /// Encrypts the pages of a batch, numbered from `first` on, into memory of the device's own; `None`: this device does
-    /// not encrypt. To be given back.
+    /// Encrypts the pages of a batch, numbered from `first` on, into memory of the device's own; `None`: this device
+    /// does not encrypt. To be given back.
     pub fn seal<'a>(
         &self,
         backing: &Backing,
@@ -66,7 +66,8 @@ impl FileSeal {
         self.cipher.is_some() || self.key.get().is_some()
     }
 
-    /// Whether a page that was read is the one that was stored, decrypted if need be. `mirrored`: it is the second copy.
+    /// Whether a page that was read is the one that was stored, decrypted if need be. `mirrored`: it is the second
+    /// copy.
     pub fn open(&self, backing: &Backing, slot: FileSlot, page: &mut Page, mirrored: bool) -> bool {
         // What packs pages has decrypted them.
         if let Some(cipher) = &self.cipher

@@ -1,7 +1,7 @@
 //! A file device whose pages are on a server: what is told to the server, and what processes share there.
 //!
-//! A slot that was freed is *retired*: it has no value, and is not given out before the server has forgotten it. What may
-//! still be done at any later time (a connection broke) is never used again.
+//! A slot that was freed is *retired*: it has no value, and is not given out before the server has forgotten it. What
+//! may still be done at any later time (a connection broke) is never used again.
 //!
 //! Locks: `inner` for an instant; `retired`, a leaf.
 

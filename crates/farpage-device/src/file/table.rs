@@ -373,7 +373,8 @@ impl FileTables {
     /// # Safety
     /// It has one thread, which has no guard.
     pub unsafe fn free_in_child(&self) {
-        // SAFETY: caller's promise. The parent's pager may have looked for an inherited file, or where a page was moved.
+        // SAFETY: caller's promise. The parent's pager may have looked for an inherited file, or where a page was
+        // moved.
         unsafe {
             self.inner.free_in_child();
             self.own.get().iter().for_each(|own| own.retired.free_in_child());

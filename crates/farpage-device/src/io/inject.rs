@@ -243,8 +243,9 @@ impl FaultyRun {
         FaultyRun { injector: injector.clone(), upset: Upset::None }
     }
 
-    /// Before a request for what is left of the run (`want` bytes in all): only so many bytes of its first piece of memory
-    /// are to be transferred, or the run ends at once. `has_some`: a part was transferred before; `again`: it was tried.
+    /// Before a request for what is left of the run (`want` bytes in all): only so many bytes of its first piece of
+    /// memory are to be transferred, or the run ends at once. `has_some`: a part was transferred before; `again`: it
+    /// was tried.
     pub fn limit(
         &mut self,
         (direction, at, want): (Direction, u64, usize),

@@ -5,8 +5,9 @@
 //!                                                                    `-> ReadQueue       the caller polls
 //! ```
 //!
-//! A [`Batch`] knows nothing of devices: it has descriptors, offsets and memory. Who makes one has looked up where the
-//! pages are, and books the outcome page by page ([`Batch::outcome`]). It allocates nothing and may lie on the stack.
+//! A [`Batch`] knows nothing of devices: it has descriptors, offsets and memory. The maker of one has looked up where
+//! the pages are, and books the outcome page by page ([`Batch::outcome`]). It allocates nothing and may lie on the
+//! stack.
 //!
 //! A short transfer is continued, an interrupted one repeated; a run that the kernel refuses ends with the errno, the
 //! pages before the failure being complete. Repeating a failed page is the caller's business.
@@ -142,8 +143,8 @@ impl Batch {
     ///
     /// # Safety
     /// From now until the batch has been run (or is dropped without having been submitted), `page` is valid memory of
-    /// one page; for a read nothing else looks at it, for a write nothing changes it. With [`Place::is_direct`] it is aligned
-    /// to a page.
+    /// one page; for a read nothing else looks at it, for a write nothing changes it. With [`Place::is_direct`] it is
+    /// aligned to a page.
     pub unsafe fn push(&mut self, place: &Place, page: *mut Page) -> Option<usize> {
         if self.page_count == BATCH_MAX {
             return None;

@@ -98,7 +98,8 @@ impl Request {
         let nr = if self.direction == Direction::Read { nr::PREADV } else { nr::PWRITEV };
         let args = [self.fd as usize, vectors as usize, count, self.at as usize, 0, 0];
         // SAFETY: the descriptor is open while the pages' entries are in use (see `Medium`). The memory is the batch's
-        // alone until it has ended (contract of `Batch::push`); `vectors` points to `count` of them, in the batch or here.
+        // alone until it has ended (contract of `Batch::push`); `vectors` points to `count` of them, in the batch or
+        // here.
         unsafe {
             match table {
                 Some(table) => table.transfer(nr, args),

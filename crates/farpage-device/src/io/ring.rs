@@ -43,7 +43,7 @@ const RINGS: usize = 8;
 /// `IORING_REGISTER_EVENTFD`.
 const REGISTER_EVENTFD: u8 = 4;
 /// First and longest pause after a refusal by a ring that holds requests, and for how long it may go on refusing. Then
-/// nobody can say what becomes of their memory.
+/// there is no saying what becomes of their memory.
 const PAUSE_MIN: Duration = Duration::from_micros(10);
 const PAUSE_MAX: Duration = Duration::from_millis(10);
 const IO_WAIT_MAX: Duration = Duration::from_secs(60);
@@ -245,7 +245,7 @@ impl Refusals {
 
 impl Drop for IoRing {
     fn drop(&mut self) {
-        // In a forked child the addresses and the descriptor number may be somebody else's.
+        // In a forked child the addresses and the descriptor number may be another file's.
         if self.owner == process() {
             // SAFETY: dropped once, here. Requests in flight do not outlive `run`; `ReadQueue` waits for its own.
             unsafe { ManuallyDrop::drop(&mut self.uring) };
@@ -267,7 +267,7 @@ pub struct Rings {
     seek_us: AtomicU32,
     /// Where that one ended.
     head: Mutex<(RawFd, u64)>,
-    /// The table that the files' descriptors are ones of, if it is not that of all who read.
+    /// The table that the files' descriptors are ones of, if it is not that of all readers.
     table: OnceLock<Arc<Table>>,
 }
 
@@ -294,7 +294,7 @@ impl Rings {
         let mut meanwhile = Some(meanwhile);
         // One run that is waited for gains nothing by a ring, and a write to new blocks loses: the ring passes it on to
         // a kernel thread.
-        // The ring is held by nobody but this thread: by itself, if `meanwhile` does I/O of its own, which is then done
+        // The ring is held by this thread alone: by itself, if `meanwhile` does I/O of its own, which is then done
         // plainly.
         if batch.runs() > 1
             && batch.is_local()

@@ -36,11 +36,11 @@ pub fn check_memory(specs: &[SwapSpec], budget: u64) -> Result<(), DeviceError> 
     }
 }
 
-/// Names become numbers, in place: those who use the device may not be able to ask for them. A server of Redis is one
-/// that will do. `password`: its, unless it says where its own is.
+/// Names become numbers, in place: the processes that use the device may not be able to ask for them. A server of Redis
+/// is one that will do. `password`: its, unless it says where its own is.
 ///
 /// # Errors
-/// Nobody knows the name, or none of those that have it will do.
+/// The name is not known, or none of those that have it will do.
 pub fn resolve(spec: &mut SwapSpec, password: Option<&[u8]>) -> Result<(), DeviceError> {
     match &mut spec.kind {
         DeviceKind::Nbd(export) => {
@@ -59,7 +59,7 @@ pub fn resolve(spec: &mut SwapSpec, password: Option<&[u8]>) -> Result<(), Devic
 impl SwapSpace {
     /// The devices of a program: those of `specs` that can be used. Since the launcher looked at them the program may
     /// have given up rights, or left for another root; what is left out is in the second part of the result, in words.
-    /// Nobody has asked for the default file: where it cannot be used (a read-only root, a sandbox), the compressed
+    /// The default file was not asked for: where it cannot be used (a read-only root, a sandbox), the compressed
     /// memory is enough.
     ///
     /// # Errors
@@ -73,7 +73,7 @@ impl SwapSpace {
         let mut left_out = Vec::new();
         let is_default = conf.swap == SwapSpec::defaults();
         let space = loop {
-            // SAFETY: the part was made for the pool and for nobody else; a space that could not be made has left
+            // SAFETY: the part was made for the pool alone; a space that could not be made has left
             // nothing in it.
             let error = match unsafe { SwapSpace::build(&specs, pool.base as *mut u8, pool.len, memory_most(conf.ram)) }
             {

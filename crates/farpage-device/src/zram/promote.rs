@@ -1,7 +1,7 @@
 //! Pages that come back into the pool: the pool as a cache in front of the files.
 //!
 //! A page that was moved on to a file, read back and taken out again unchanged could stay where it is. But then the
-//! pool would keep what nobody wants while what goes back and forth is read from the file each time. So such a page is
+//! pool would keep what is not wanted while what goes back and forth is read from the file each time. So such a page is
 //! compressed into the pool once more ([`Zram::take_back`]), *backed* by its copy in the file: when it grows old again,
 //! it leaves without being written, and when it is loaded into scarce memory, only the compressed copy goes
 //! ([`Zram::drop_copy`]). Whether this pays depends on the program; [`PromotePolicy`] watches.

@@ -20,7 +20,7 @@ impl PromotePolicy {
         self.hits.note(hit);
     }
 
-    /// From now on it is what `promote` says (the first one who says so), for an experiment.
+    /// From now on it is what `promote` says (the first time), for an experiment.
     pub(super) fn hold(&self, promote: bool) {
         let _ = self.held.set(promote);
     }

@@ -70,7 +70,7 @@ impl Zram {
             bytes.copy_from_slice(object);
         }
         if !self.codec.decompress(bytes, &mut page) {
-            return; // whoever loads it will say so
+            return; // its load will say so
         }
         let made = dense.compress(&page, |bytes| {
             let smaller = Pool::size_of(bytes.len()) < Pool::size_of(len);

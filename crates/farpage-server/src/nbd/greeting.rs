@@ -1,4 +1,5 @@
-//! What a connection to an NBD server begins with: the fixed newstyle handshake, `NBD_OPT_GO`, and a read of the header.
+//! What a connection to an NBD server begins with: the fixed newstyle handshake, `NBD_OPT_GO`, and a read of the
+//! header.
 //!
 //! All of it is sent at once. What the server says is parsed from its beginning whenever more of it has come, and every
 //! length in it is the server's, so none is believed. No locks, but for what is found out once.

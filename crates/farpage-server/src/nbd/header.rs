@@ -1,5 +1,5 @@
-//! The first page of an export that farpage uses: whose pages are on it, and that it is still there; and those behind it,
-//! by which the owner is elected. No locks.
+//! The first page of an export that farpage uses: which program's pages are on it, and that it is still there; and
+//! those behind it, by which the owner is elected. No locks.
 
 use farpage_base::sys::proc::text;
 use farpage_base::sys::raw::random_bytes;
@@ -102,7 +102,7 @@ impl ExportHeader {
         self.boot[3] ^= 1;
     }
 
-    /// Who has it, for people.
+    /// The owner, for people.
     pub fn owner(&self) -> String {
         match self.boot == boot() && self.namespace == namespace() {
             true => format!("process {}", self.pid),
@@ -112,7 +112,8 @@ impl ExportHeader {
         }
     }
 
-    /// Whether the process that took it is one of this machine and there, as can be seen from here. If not, nobody knows.
+    /// Whether the process that took it is one of this machine and there, as can be seen from here. If not, it may be
+    /// there.
     pub fn is_seen(&self) -> bool {
         self.boot == boot() && self.namespace == namespace() && began(self.pid) == Some(self.began)
     }

@@ -1,11 +1,11 @@
 //! An export of an NBD server: transfers of pages over its connections.
 //!
 //! ```text
-//!   | header, election | zeros up to 1 MiB | area 0 | area 1 | ...                                        | zeros, 64 KiB |
+//!   | header, election | zeros up to 1 MiB | area 0 | area 1 | ...          | zeros, 64 KiB |
 //! ```
 //!
-//! The header says whose pages these are, by a random number: a server that was started anew without its data, or that
-//! another program uses by now, is recognised when it is connected to again. Areas are given to processes
+//! The header says which program's pages these are, by a random number: a server that was started anew without its
+//! data, or that another program uses by now, is recognised when it is connected to again. Areas are given to processes
 //! ([`crate::areas`]).
 //!
 //! | file | what |
@@ -84,19 +84,19 @@ impl Export {
         &self.link
     }
 
-    /// In a forked child, whose only thread this is.
+    /// In a forked child, which has this thread alone.
     pub fn fork_child(&self) {
-        // SAFETY: one thread, without a guard; whoever held the lock has only looked, or changes a number.
+        // SAFETY: one thread, without a guard; the thread that held the lock has only looked, or changes a number.
         unsafe { self.header.free_in_child() };
         self.link.fork_child();
     }
 
-    /// Whose pages are on it.
+    /// The id of the program that has its pages on it.
     pub fn id(&self) -> Option<ExportId> {
         self.greeting.expected()
     }
 
-    /// Whether pages may be written: nobody can have taken the export over.
+    /// Whether pages may be written: no other program can have taken the export over.
     fn is_kept(&self) -> bool {
         Export::clock() - self.kept_ms.load(Relaxed) <= self.lease.end_ms / 2
     }

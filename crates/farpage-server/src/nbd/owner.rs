@@ -1,20 +1,20 @@
-//! Whose an export is: one owner at a time, named by a random id, for as long as it says that it is there.
+//! The owner of an export: one at a time, named by a random id, for as long as it says that it is there.
 //!
 //! ```text
-//!   page 0: the header | 1: candidate | 2: door | 3: candidate | 4: door | ...       (a pair for each generation, in turn)
+//!   page 0: the header | 1: candidate | 2: door | 3: candidate | 4: door | ...  (a pair for each generation)
 //! ```
 //!
 //! A server has no compare-and-swap; a page that is read and written is all that there is. Of several that begin at the
 //! same time one is chosen without any assumption about time (Lamport, *A fast mutual exclusion algorithm*, 1987): each
-//! writes its id as the candidate, finds the door open, closes it, and has won if its id is still there. Two that are in
-//! each other's way may both lose, and try with the next generation's pair. Who has won writes the header, and looks
-//! whether somebody has begun with the next generation meanwhile; who does that looks at the header after it has closed
-//! the door. So one of them sees the other, and whoever is seen too late gives up.
+//! writes its id as the candidate, finds the door open, closes it, and has won if its id is still there. Two that are
+//! in each other's way may both lose, and try with the next generation's pair. The winner writes the header, and looks
+//! whether another has begun with the next generation meanwhile, which looks at the header after it has closed the
+//! door. So one of them sees the other, and the one that is seen too late gives up.
 //!
-//! The owner changes its header every so often ([`HolderLease`]). Clocks of two machines differ, so whoever
-//! wants the export watches: a header that stays the same for the length of a lease has no owner any more. An owner that
-//! could not say for half of that time that it is there (it was stopped, or its machine slept) writes no pages before it
-//! has seen its id twice. One that finds another id has lost. At its end an owner clears all of it.
+//! The owner changes its header every so often ([`HolderLease`]). Clocks of two machines differ, so a process
+//! that wants the export watches: a header that stays the same for the length of a lease has no owner any more. An
+//! owner that could not say for half of that time that it is there (it was stopped, or its machine slept) writes no
+//! pages before it has seen its id twice. One that finds another id has lost. At its end an owner clears all of it.
 //!
 //! Callers: those of [`super::Export`]. Locks: `header`, outside those of the link.
 
@@ -75,8 +75,8 @@ fn taken(by: &ExportHeader) -> Wrong {
 }
 
 impl Export {
-    /// The export of a device, whose address is in numbers: for the pages of `id`, or for processes that are started from
-    /// here.
+    /// The export of a device, whose address is in numbers: for the pages of `id`, or for processes that are started
+    /// from here.
     ///
     /// # Errors
     /// It cannot be used, and what to do.
@@ -138,7 +138,7 @@ impl Export {
         Ok(export)
     }
 
-    /// Makes an export ours that is blank, or that nobody uses any more, and empties it.
+    /// Makes an export ours that is blank, or not used any more, and empties it.
     fn take_over(&self) -> Result<(), Wrong> {
         let until = self.until();
         let mut bytes = vec![0; 64 << 10];
@@ -164,7 +164,7 @@ impl Export {
         Ok(())
     }
 
-    /// Makes the export ours, unless somebody has it: the owner's header.
+    /// Makes the export ours, unless it has an owner: that one's header.
     pub(super) fn become_owner(&self) -> Result<ExportHeader, Wrong> {
         let mut before = self.owner_page(0)?;
         if let Some(owner) = &before {
@@ -176,11 +176,11 @@ impl Export {
             let mine = ExportHeader::new(generation).map_err(random)?;
             if self.is_elected(&mine)? && self.owner_page(0)? == before {
                 self.put(0, &mine)?;
-                // If the next door is closed, who closed it may have become the owner before this header was written. No
-                // look at what is there now can tell.
+                // If the next door is closed, the process that did it may have become the owner before this header was
+                // written. No look at what is there now can tell.
                 return if self.is_closed(generation + 1)? { Err(crowd()) } else { Ok(mine) };
             }
-            // Somebody else is at it.
+            // Another process is at it.
             let until = now() + self.soon_ms();
             while now() < until {
                 match self.owner_page(0)? {
@@ -193,7 +193,7 @@ impl Export {
         Err(crowd())
     }
 
-    /// So long whoever has lost waits for the winner's header.
+    /// So long a process that has lost waits for the winner's header.
     fn soon_ms(&self) -> i64 {
         self.lease.look_ms / 2
     }
@@ -251,7 +251,7 @@ impl Export {
         if begun < due || self.look_ms.compare_exchange(due, begun + self.lease.look_ms, Relaxed, Relaxed).is_err() {
             return None;
         }
-        // Until it is written: whoever leaves at this moment comes after that.
+        // Until it is written: a thread that leaves at this moment comes after that.
         let mut known = self.header.lock();
         let id = self.id().filter(|_| self.look_ms.load(Relaxed) != GONE)?;
         let mut page = [0; PAGE_SIZE];
@@ -274,7 +274,7 @@ impl Export {
         drop(known);
         if written {
             let was_late = begun - self.kept_ms.load(Relaxed) > self.lease.end_ms / 2;
-            // Whoever saw nothing of us may be about to take it over: that shows the next time.
+            // A process that saw nothing of us may be about to take it over: that shows the next time.
             if !was_late || self.was_late.swap(true, Relaxed) {
                 self.was_late.store(false, Relaxed);
                 self.kept_ms.store(begun, Relaxed);
@@ -288,7 +288,7 @@ impl Export {
         self.owner_page(0).is_ok_and(|there| there.is_some_and(|there| Some(there.id) == self.id()))
     }
 
-    /// Empties it, as after the end of all who used it, and gives it back; if it is ours.
+    /// Empties it, as after the end of all processes that used it, and gives it back; if it is ours.
     pub fn empty(&self) {
         let begun = now();
         if self.is_ours() {
@@ -299,7 +299,7 @@ impl Export {
         self.link.close();
     }
 
-    /// It is nobody's from now on, if it is ours.
+    /// It has no owner from now on, if it is ours.
     pub fn leave(&self) {
         let _known = self.header.lock();
         self.look_ms.store(GONE, Relaxed);

@@ -150,8 +150,8 @@ impl PageStore for ExportPages {
         // What has no owner is as full: it may have one again.
         let may_write = self.space.export.is_kept();
         out.fill(Transferred::Failed(if may_write { Errno::IO } else { Errno::NOSPC }));
-        // What fails is tried once more. What was sent to a server that is out of reach may get there later, so its place
-        // is of no use.
+        // What fails is tried once more. What was sent to a server that is out of reach may get there later, so its
+        // place is of no use.
         let mut parts = [NOTHING; BATCH_MAX];
         for (part, leaving) in parts.iter_mut().zip(pages) {
             *part = iovec { iov_base: leaving.page.as_ptr().cast_mut().cast(), iov_len: PAGE_SIZE };

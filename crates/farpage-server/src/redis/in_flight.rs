@@ -1,4 +1,5 @@
-//! The replies on a connection as they come: the values of an MGET, one command after the other, and what is said to SETs.
+//! The replies on a connection as they come: the values of an MGET, one command after the other, and what is said to
+//! SETs.
 //!
 //! Owner: a thread, on its stack, or a queue. No locks.
 

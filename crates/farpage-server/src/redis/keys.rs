@@ -2,7 +2,7 @@
 //!
 //! | key | what |
 //! | --- | --- |
-//! | [`IDENTITY`] | a random word of the first program that came: a server with another one, or none, has lost our pages |
+//! | [`IDENTITY`] | a random word of the first program: a server with another, or none, has lost our pages |
 //! | [`SESSIONS`] | a hash of all sessions: number -> slots that there may be, and their owner |
 //! | `farpage:alive:NUMBER` | goes by itself when its session's process has not been heard of for [`ALIVE_S`] |
 //! | 16 bytes of the session's number and 4 of the slot | a page; these never go by themselves |

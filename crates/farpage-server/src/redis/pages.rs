@@ -50,7 +50,7 @@ struct StoresShare {
 pub struct RedisStores(Arc<StoresShare>);
 
 impl RedisStores {
-    /// For a server that will do. `owner`: whose pages they are, in words, for people.
+    /// For a server that will do. `owner`: the program that the pages belong to, in words, for people.
     pub fn new(server: Server, owner: String) -> RedisStores {
         let codec = Codec::new(Alg::Lz4);
         codec.warm();
