@@ -42,7 +42,6 @@ const CIRCLES: &[(&str, &str)] = &[
         "farpage",
         "region/alloc region/division region/evict region/fault region/fork region/owner region/pager_core region/prefetch region/publish region/reclaim region/registry region/signal region/store region/swap_in region/syscalls region/thread_mode",
     ),
-    ("farpage-device", "zram zram/promote"),
     ("farpage-base", "sys/uffd sys/uffd/given"),
     ("farpage-swap", "cluster cluster/hint"),
     (
