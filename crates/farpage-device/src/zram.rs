@@ -87,6 +87,18 @@ struct ZramState {
 #[repr(align(4096))]
 struct WritebackPage(Page);
 
+/// What is counted without a lock.
+#[derive(Default)]
+struct ZramCounts {
+    /// Pages that are one word.
+    same_pages: AtomicU64,
+    incompressible: AtomicU64,
+    written_back: AtomicU64,
+    old_loads: AtomicU64,
+    recompressed: AtomicU64,
+    bad_frees: AtomicU64,
+}
+
 /// Compressed memory as a swap device.
 pub struct Zram {
     index: u8,
@@ -96,21 +108,16 @@ pub struct Zram {
     /// For pages that have not been wanted for some time, and whose turn it is (one thread at a time).
     dense: Option<Codec>,
     recompressing: Mutex<()>,
-    recompressed: AtomicU64,
     slots: SlotMap<Record, WORDS>,
     inner: Mutex<ZramState>,
-    same_pages: AtomicU64,
     /// Where pages can move on to, in priority order.
     files: Vec<Arc<FileDevice>>,
     /// Buffers of the writeback; made at its first use.
     writeback: Mutex<Vec<WritebackPage>>,
     /// The last allocation found no room and nothing was freed since.
     full: AtomicBool,
-    incompressible: AtomicU64,
-    written_back: AtomicU64,
-    old_loads: AtomicU64,
     promote_policy: PromotePolicy,
-    bad_frees: AtomicU64,
+    counts: ZramCounts,
     /// See [`super::SwapSpace::let_raw_wait`].
     raw_waits: AtomicBool,
     /// See [`super::SwapSpace::set_pools_steady`].
@@ -132,9 +139,7 @@ impl Zram {
             codec: Codec::new(alg),
             dense: None,
             recompressing: Mutex::new(()),
-            recompressed: AtomicU64::new(0),
             slots: SlotMap::new(pages_max.saturating_add(1), cpu::count()),
-            same_pages: AtomicU64::new(0),
             inner: Mutex::new(ZramState {
                 pool,
                 pool_pages: 0,
@@ -152,11 +157,8 @@ impl Zram {
             files,
             writeback: Mutex::new(Vec::new()),
             full: AtomicBool::new(false),
-            incompressible: AtomicU64::new(0),
-            written_back: AtomicU64::new(0),
-            old_loads: AtomicU64::new(0),
             promote_policy: PromotePolicy::default(),
-            bad_frees: AtomicU64::new(0),
+            counts: ZramCounts::default(),
             raw_waits: AtomicBool::new(false),
             steady: AtomicBool::new(false),
         }
@@ -258,9 +260,9 @@ impl Zram {
     }
 
     fn insert_same(&self, word: u64, check: u128) -> Result<Entry, StoreError> {
-        self.same_pages.fetch_add(1, Relaxed);
+        self.counts.same_pages.fetch_add(1, Relaxed);
         let Some(slot) = self.slots.alloc(cpu::current(), Record::new(RecordKind::Same, word, 0, check)) else {
-            self.same_pages.fetch_sub(1, Relaxed);
+            self.counts.same_pages.fetch_sub(1, Relaxed);
             return Err(StoreError::Full);
         };
         Entry::new(self.index, slot).ok_or(StoreError::Full)

@@ -28,7 +28,7 @@ impl SwapDevice for Zram {
         });
         let stored = stored.unwrap_or(Err(StoreError::Incompressible));
         if stored == Err(StoreError::Incompressible) {
-            self.incompressible.fetch_add(1, Relaxed);
+            self.counts.incompressible.fetch_add(1, Relaxed);
         }
         stored
     }
@@ -61,7 +61,7 @@ impl SwapDevice for Zram {
                 self.slots.set_bits(slot, FLAGS, passed, YOUNG);
             }
             if !record.young {
-                self.old_loads.fetch_add(1, Relaxed);
+                self.counts.old_loads.fetch_add(1, Relaxed);
             }
             if record.kind == RecordKind::Object && record.backup().is_some() {
                 self.promote_policy.note(true);
@@ -116,11 +116,11 @@ impl SwapDevice for Zram {
             Some(record)
         });
         let Some(record) = record else {
-            self.bad_frees.fetch_add(1, Relaxed);
+            self.counts.bad_frees.fetch_add(1, Relaxed);
             return false;
         };
         if record.kind == RecordKind::Same {
-            self.same_pages.fetch_sub(1, Relaxed);
+            self.counts.same_pages.fetch_sub(1, Relaxed);
         }
         if let Some(release) = release {
             release.run();
@@ -161,7 +161,7 @@ impl SwapDevice for Zram {
         usage.pool_limit_bytes += inner.pool.limit();
         usage.pool_compressed_bytes += inner.compressed_bytes;
         usage.pool_orig_bytes += inner.pool_pages * PAGE_SIZE as u64;
-        let same_pages = self.same_pages.load(Relaxed);
+        let same_pages = self.counts.same_pages.load(Relaxed);
         usage.same_filled_pages += same_pages;
         usage.pool_peak_bytes += inner.pool.peak_bytes();
         usage.raw_pages += inner.raw_pages;
@@ -172,14 +172,14 @@ impl SwapDevice for Zram {
         drop(inner);
         usage.meta_bytes += self.slots.meta_bytes() as u64;
         usage.meta_bytes += self.codec.meta_bytes() + self.dense.as_ref().map_or(0, Codec::meta_bytes);
-        usage.recompressed_pages += self.recompressed.load(Relaxed);
+        usage.recompressed_pages += self.counts.recompressed.load(Relaxed);
         if let Some(buffers) = self.writeback.try_lock() {
             usage.meta_bytes += (buffers.len() * PAGE_SIZE) as u64;
         }
         usage.devices_full += u32::from(self.full.load(Relaxed));
-        usage.incompressible_pages += self.incompressible.load(Relaxed);
-        usage.writeback += self.written_back.load(Relaxed);
-        usage.pool_old_loads += self.old_loads.load(Relaxed);
-        usage.bad_frees += self.bad_frees.load(Relaxed);
+        usage.incompressible_pages += self.counts.incompressible.load(Relaxed);
+        usage.writeback += self.counts.written_back.load(Relaxed);
+        usage.pool_old_loads += self.counts.old_loads.load(Relaxed);
+        usage.bad_frees += self.counts.bad_frees.load(Relaxed);
     }
 }

@@ -85,7 +85,7 @@ impl Zram {
                     (record.data[0], record.len, record.packing) = (handle.raw(), new_len as u16, Packing::Dense);
                     Some(())
                 });
-                self.recompressed.fetch_add(1, Relaxed);
+                self.counts.recompressed.fetch_add(1, Relaxed);
                 self.full.store(false, Relaxed);
             }
             Some(Some((handle, new_len))) => inner.drop_object(RecordKind::Object, handle, new_len),

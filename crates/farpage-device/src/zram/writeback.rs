@@ -57,7 +57,7 @@ impl Zram {
                 break;
             }
         }
-        self.written_back.fetch_add(moved as u64, Relaxed);
+        self.counts.written_back.fetch_add(moved as u64, Relaxed);
         moved
     }
 
