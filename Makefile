@@ -72,8 +72,10 @@ test: setup-tests
 ## make test-all: that, and what is longer, some of it with the build that is released (an hour)
 # The second run proves of a release (link-time optimisation, panics that abort, no assertions) what the first one proves of
 # the checked build: what is packaged, situations, stress, real programs. Besides: cargo install, the Python package with
-# large packages and in other Pythons, models with more preemptions, programs that are slow.
+# large packages and in other Pythons, models with more preemptions, programs that are slow, and lint of the command without
+# its features, for which half of all crates are read once more.
 test-all: test
+	cargo clippy --package farpage-cli --no-default-features --profile checked --quiet -- -D warnings
 	$(MAKE) --no-print-directory build
 	PROFILE=release tests/run.py packages stress situations programs
 	$(MAKE) --no-print-directory PROFILE=release loom programs-all
@@ -197,7 +199,6 @@ test-packages: build
 lint:
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --profile checked --quiet -- -D warnings
-	cargo clippy --package farpage-cli --no-default-features --profile checked --quiet -- -D warnings
 	scripts/links.py
 
 # The slot allocator and the swap table under loom: every interleaving of two threads with at most so many preemptions.
