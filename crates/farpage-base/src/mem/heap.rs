@@ -169,6 +169,7 @@ impl Heap {
 /// for them; with an allocator that has locks they would wait for the interrupted thread.
 ///
 /// ```
+/// # mod farpage { pub use farpage_base::mem::heap::Growing; }
 /// #[global_allocator]
 /// static HEAP: farpage::Growing = farpage::Growing::new();
 /// # fn main() { assert_eq!(vec![1; 1000].len(), 1000); }
