@@ -43,6 +43,8 @@ class Job:
     options: dict = dataclasses.field(default_factory=dict)
     # The longest begin first, so that none is the last that all wait for.
     seconds: float = 10
+    # Beside no other job: it measures what hangs on how soon a thread is given a CPU.
+    alone: bool = False
     # Names of tests in it that can be chosen by `-k`.
     tests: list = dataclasses.field(default_factory=list)
 
@@ -119,15 +121,17 @@ def situation_jobs():
             command = [sys.executable, "-B", "-m", "unittest", "-q", f"{file.stem}.{name}"]
             kind = file.stem.removeprefix("test_")
             options = {"cwd": SITUATIONS}
-            yield Job(f"situations/{kind}/{name}", namespace(command), (BUILT, "build/programs"), options, 3 * len(tests),
-                      tests)
+            after = (BUILT, "build/programs")
+            yield Job(f"situations/{kind}/{name}", namespace(command), after, options, 3 * len(tests), tests=tests)
 
 
 def program_jobs():
     run = [ROOT / "tests" / "programs" / "run.py", "--quick"]
     after = (BUILT, "build/programs")
     for name in os.environ.get("PROGRAMS", PROGRAMS).split():
-        yield Job(f"programs/{name}", namespace([*run, "--case", name]), after, {"cwd": ROOT}, 20)
+        # They fill memory as fast as they can, and are looked at every 10 ms.
+        storm = name.startswith("storm")
+        yield Job(f"programs/{name}", namespace([*run, "--case", name]), after, {"cwd": ROOT}, 20, alone=storm)
     for name in os.environ.get("ATTACHED", ATTACHED).split():
         yield Job(f"programs/attached/{name}", namespace([*run, "--attach", "--case", name]), after, {"cwd": ROOT}, 20)
 
@@ -175,6 +179,8 @@ class Lanes:
         self.changed = threading.Condition()
         self.waiting, self.running, self.done, self.failed, self.times = [], {}, set(), [], []
         self.groups = []
+        # A job runs that has to be alone.
+        self.alone = False
         for group, (jobs, before) in GROUPS.items():
             if any(word.split("/")[0] == group for word in chosen):
                 self.groups.append((group, jobs, self.still_to_do(before)))
@@ -192,7 +198,7 @@ class Lanes:
             # First: if its jobs cannot be found, the group has not run, and is among those that are left.
             self.waiting += self.jobs_of(group[1])
             self.groups.remove(group)
-        self.waiting.sort(key=lambda job: -job.seconds)
+        self.waiting.sort(key=lambda job: (job.alone, -job.seconds))
 
     def next(self):
         """The next job that may begin, or None when there will be no more."""
@@ -200,9 +206,10 @@ class Lanes:
             while True:
                 self.look_for_jobs()
                 for job in self.waiting:
-                    if self.still_to_do(job.after) <= self.done:
+                    if self.still_to_do(job.after) <= self.done and not self.alone and not (job.alone and self.running):
                         self.waiting.remove(job)
                         self.running[job.name] = None
+                        self.alone = job.alone
                         return job
                 if not self.running:
                     return None
@@ -225,6 +232,7 @@ class Lanes:
     def end(self, job, code, text, seconds, cpu):
         with self.changed:
             del self.running[job.name]
+            self.alone = False
             self.times.append((seconds, cpu, job.name))
             if code == 0:
                 self.done.add(job.name)
