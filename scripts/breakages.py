@@ -16,7 +16,8 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 COPY = ROOT / "target" / "breakages"
-CRATES = ["crates/farpage-" + name for name in ("swap", "syscalls", "base", "ipc", "codec", "device", "run")]
+CRATES = ["crates/farpage-" + name for name in ("swap", "syscalls", "base", "ipc", "codec", "server", "device",
+                                                   "run")]
 # A model that a breakage sends into an endless loop counts as noticed.
 LIMIT_S = 300
 

@@ -152,10 +152,10 @@ impl SwapDevice for FileDevice {
         unsafe {
             self.tables.free_in_child();
             self.health.fork_child();
+            self.seal.fork_child();
         }
         self.site.server.iter().for_each(|server| server.fork_child());
         self.io.rings.fork_child();
-        self.seal.cipher.iter().for_each(|cipher| cipher.guard());
         self.each_fd(&mut |fd| fd.replace(fds, true));
         self.tables.become_child();
     }

@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// A run that has been asked for.
-struct Asked {
+struct RunInFlight {
     request: RemoteRequest,
     store: Arc<dyn PageStore>,
     /// As given to [`InFlight::send`].
@@ -23,7 +23,7 @@ struct Asked {
 
 // SAFETY: the pointer in it is to memory lent for as long as the run is in flight (contract of `send`), not to anything
 // of a thread.
-unsafe impl Send for Asked {}
+unsafe impl Send for RunInFlight {}
 
 /// See the module header.
 pub struct InFlight {
@@ -32,7 +32,7 @@ pub struct InFlight {
     /// The link's life in which it was opened.
     life: u32,
     replies: Box<dyn ReplyReader>,
-    asked: VecDeque<Asked>,
+    asked: VecDeque<RunInFlight>,
     next_number: u64,
     broken: bool,
 }
@@ -63,7 +63,7 @@ impl InFlight {
         let (since_ms, mut requests) = (now_ms(), [RemoteRequest::NONE; BATCH_MAX]);
         for ((request, tag), place) in runs.iter().zip(&mut requests) {
             *place = RemoteRequest { number: self.next_number, together: runs.len(), ..*request };
-            self.asked.push_back(Asked { request: *place, store: store.clone(), tag: *tag, since_ms });
+            self.asked.push_back(RunInFlight { request: *place, store: store.clone(), tag: *tag, since_ms });
             self.next_number += 1;
         }
         let (requests, mut bytes) = (&requests[..runs.len().min(BATCH_MAX)], nothing_written());
@@ -92,7 +92,7 @@ impl InFlight {
             Received::Nothing => None,
             Received::Ended(number, end) => place(number).map(|at| (at, end)),
             Received::Value(number, value) => place(number).map(|at| {
-                let Asked { store, request, .. } = &self.asked[at];
+                let RunInFlight { store, request, .. } = &self.asked[at];
                 (at, decoded(store.decode(request, value)))
             }),
         });

@@ -9,7 +9,8 @@ use std::fs;
 use std::path::Path;
 
 /// The engine's crates.
-const CRATES: [&str; 6] = ["farpage-base", "farpage-ipc", "farpage-codec", "farpage-device", "farpage-run", "farpage"];
+const CRATES: [&str; 7] =
+    ["farpage-base", "farpage-ipc", "farpage-codec", "farpage-server", "farpage-device", "farpage-run", "farpage"];
 
 /// Names that stand for two types on purpose, and why.
 const SHARED: [(&str, &str); 1] =

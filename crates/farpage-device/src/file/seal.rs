@@ -56,6 +56,17 @@ impl FileSeal {
         self.scratch.lock().extend(copies);
     }
 
+    /// In a forked child. The parent's spare memory is thrown away, without being freed.
+    ///
+    /// # Safety
+    /// It has one thread, which has no guard.
+    pub unsafe fn fork_child(&self) {
+        // SAFETY: caller's promise; a list of spare memory that is half changed is not looked at.
+        unsafe { self.scratch.free_in_child() };
+        std::mem::forget(std::mem::take(&mut *self.scratch.lock()));
+        self.cipher.iter().for_each(|cipher| cipher.guard());
+    }
+
     /// Bytes of it that are not in use.
     pub fn spare_bytes(&self) -> u64 {
         (self.scratch.lock().len() * BATCH_MAX * PAGE_SIZE) as u64

@@ -21,7 +21,7 @@ use crate::shared::uffd_device;
 use farpage_base::mem::arena::Arena;
 use farpage_base::mem::heap::Heap;
 use farpage_base::sys::message::begin_messages;
-use farpage_base::sys::proc::has_ended_child;
+use farpage_base::sys::proc::{Proc, has_ended_child};
 use farpage_base::sys::raw::gettid;
 use farpage_base::sys::thread::{Start, block_signals, restore_signals, spawn};
 use farpage_base::sys::{futex, valgrind};
@@ -185,6 +185,7 @@ pub fn waits_for_children(blocks: bool) {
     let Some(plan) = dormant().filter(|_| may) else { return };
     let (Some(segment), Some(mine)) = (tree::segment(), tree::mine()) else { return };
     let since = Instant::now();
+    let mut pause_ns = UNDECIDED_PAUSE_NS;
     let mut has_looked = !blocks;
     loop {
         match strangers::watch(segment, mine) {
@@ -195,16 +196,21 @@ pub fn waits_for_children(blocks: bool) {
             }
             Watch::Undecided if !blocks || has_ended_child() => return,
             Watch::Undecided if since.elapsed() < UNDECIDED_MAX => {
-                futex::wait(&AtomicU32::new(0), 0, Some(UNDECIDED_PAUSE_NS));
+                futex::wait(&AtomicU32::new(0), 0, Some(pause_ns));
+                pause_ns = (2 * pause_ns).min(UNDECIDED_PAUSE_MAX_NS);
             }
+            // Without /proc, as in a sandbox of Chromium's, no child can be looked at, and no engine started.
+            Watch::Undecided | Watch::Missing if Proc::open().is_err() => return,
             Watch::Undecided | Watch::Missing => return wake(plan, false),
         }
     }
 }
 
-/// How long a process waits to hear what a child becomes, and between two looks.
-const UNDECIDED_MAX: Duration = Duration::from_millis(5);
+/// How long a process waits to hear what a child becomes: as long as a child without an engine waits ([`dormant`]
+/// dozes), because on a busy machine a short one takes long, too. And between two looks, at first and at most.
+const UNDECIDED_MAX: Duration = Duration::from_millis(100);
 const UNDECIDED_PAUSE_NS: u64 = 100_000;
+const UNDECIDED_PAUSE_MAX_NS: u64 = 2_000_000;
 
 /// Starts the engine, and waits for it if that is wanted.
 fn wake(plan: &'static StartPlan, and_wait: bool) {

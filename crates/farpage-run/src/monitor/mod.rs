@@ -66,11 +66,9 @@ pub(crate) extern "C" fn first(plan: usize) -> ! {
     // SAFETY: spawn_first passed the address of the plan, which is never freed.
     let plan: &'static StartPlan = unsafe { &*(plan as *const StartPlan) };
     close_program_files(plan.descriptors());
-    if let Ok(proc) = Proc::open() {
-        proc.hold();
-    }
+    let proc = Proc::open().map(|proc| _ = proc.hold());
     dormant::doze();
-    match make(plan) {
+    match proc.map_err(|why| StartError::Proc("open /proc", why.into())).and_then(|()| make(plan)) {
         Ok(mut monitor) => {
             monitor.work();
             dormant::ready();

@@ -148,15 +148,18 @@ impl PageStore for ExportPages {
 
     fn store(&self, pages: &[OutgoingPage<'_>], out: &mut [Transferred]) {
         // What has no owner is as full: it may have one again.
-        let may_write = self.space.export.is_kept();
-        out.fill(Transferred::Failed(if may_write { Errno::IO } else { Errno::NOSPC }));
+        out.fill(Transferred::Failed(Errno::NOSPC));
         // What fails is tried once more. What was sent to a server that is out of reach may get there later, so its
         // place is of no use.
         let mut parts = [NOTHING; BATCH_MAX];
         for (part, leaving) in parts.iter_mut().zip(pages) {
             *part = iovec { iov_base: leaving.page.as_ptr().cast_mut().cast(), iov_len: PAGE_SIZE };
         }
-        for _ in 0..if may_write { 2 } else { 0 } {
+        for _ in 0..2 {
+            // Asked each time: the process may have been stopped in between.
+            if !self.space.export.is_kept() {
+                return;
+            }
             let mut requests = [RemoteRequest::NONE; BATCH_MAX];
             let (mut run_of, mut runs) = ([None; BATCH_MAX], 0);
             let failed = |out: &Transferred| matches!(out, Transferred::Failed(_));

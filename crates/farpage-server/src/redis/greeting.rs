@@ -3,7 +3,7 @@
 //! Callers: `server`, and the link, which sends it. No locks.
 
 use super::keys::{Hex, IDENTITY};
-use super::resp::{Part, ServerRefusal, command, part_of};
+use super::resp::{ReplyPart, ServerRefusal, command, part_of};
 use crate::opening::{Answer, Greeting};
 use crate::wire::Broken;
 use std::sync::OnceLock;
@@ -50,22 +50,22 @@ impl RedisGreeting {
         for (_, otherwise) in steps.into_iter().filter(|(is_asked, _)| *is_asked) {
             let Some((used, part)) = part_of(&got[at..], 32)? else { return Ok(None) };
             match part {
-                Part::Status(..) => at += used,
-                Part::Refused(ServerRefusal::Later) => return refused(LATER),
-                Part::Refused(refusal @ (ServerRefusal::Password | ServerRefusal::Permission))
+                ReplyPart::Status(..) => at += used,
+                ReplyPart::Refused(ServerRefusal::Later) => return refused(LATER),
+                ReplyPart::Refused(refusal @ (ServerRefusal::Password | ServerRefusal::Permission))
                     if otherwise == NO_DATABASE =>
                 {
                     return refused(in_words(refusal));
                 }
-                Part::Refused(_) => return refused(otherwise),
+                ReplyPart::Refused(_) => return refused(otherwise),
                 _ => return refused(NO_REDIS),
             }
         }
         let Some((used, part)) = part_of(&got[at..], 32)? else { return Ok(None) };
         let identity = match part {
-            Part::Refused(refusal) => return refused(in_words(refusal)),
-            Part::NoValue => None,
-            Part::Value(from, to) => Some(&got[at + from..at + to]),
+            ReplyPart::Refused(refusal) => return refused(in_words(refusal)),
+            ReplyPart::NoValue => None,
+            ReplyPart::Value(from, to) => Some(&got[at + from..at + to]),
             _ => return refused(NO_REDIS),
         };
         Ok(Some(match self.identity.get() {

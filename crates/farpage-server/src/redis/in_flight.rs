@@ -4,7 +4,7 @@
 //! Owner: a thread, on its stack, or a queue. No locks.
 
 use super::keys::VALUE_MAX;
-use super::resp::{LINE_MAX, NONSENSE, Part, ServerRefusal, part_of};
+use super::resp::{LINE_MAX, NONSENSE, ReplyPart, ServerRefusal, part_of};
 use crate::request::{Find, Received, ReplyReader, Transferred};
 use crate::wire::{Broken, Wire};
 use rustix::io::Errno;
@@ -63,26 +63,26 @@ impl<B: AsMut<[u8]> + Send> ReplyReader for RedisReplies<B> {
             let is_store = oldest.parts == 0;
             let end = match (self.left, part) {
                 // It is to be asked again, as one that does not answer.
-                (0, Part::Refused(ServerRefusal::Later)) => return Err(Broken::Busy),
-                (0, Part::Array(parts)) if !is_store && parts == oldest.together => {
+                (0, ReplyPart::Refused(ServerRefusal::Later)) => return Err(Broken::Busy),
+                (0, ReplyPart::Array(parts)) if !is_store && parts == oldest.together => {
                     self.left = parts;
                     continue;
                 }
-                (0, Part::Refused(_)) if !is_store => {
+                (0, ReplyPart::Refused(_)) if !is_store => {
                     (self.left, self.refused) = (oldest.together, Some(Transferred::Failed(Errno::PROTO)));
                     continue;
                 }
                 // Nothing but OK says that it is stored.
-                (0, Part::Status(from, to)) if is_store && self.buffer.as_mut()[begin..][from..to] == *b"OK" => {
+                (0, ReplyPart::Status(from, to)) if is_store && self.buffer.as_mut()[begin..][from..to] == *b"OK" => {
                     Transferred::Done
                 }
-                (0, Part::Refused(ServerRefusal::Full)) => Transferred::Failed(Errno::NOSPC),
-                (0, Part::Refused(_)) => Transferred::Failed(Errno::ROFS),
-                (1.., Part::NoValue) => {
+                (0, ReplyPart::Refused(ServerRefusal::Full)) => Transferred::Failed(Errno::NOSPC),
+                (0, ReplyPart::Refused(_)) => Transferred::Failed(Errno::ROFS),
+                (1.., ReplyPart::NoValue) => {
                     self.left -= 1;
                     Transferred::Gone
                 }
-                (1.., Part::Value(from, to)) => {
+                (1.., ReplyPart::Value(from, to)) => {
                     self.left -= 1;
                     return Ok(Received::Value(oldest.number, &mut self.buffer.as_mut()[begin + from..begin + to]));
                 }

@@ -3,7 +3,7 @@
 //! A server is believed nothing: every length is looked at before it is used, a line has a longest form, replies nest
 //! two deep and have a size. What is not understood, or does not fit, is [`Broken::Nonsense`]; the connection is of no
 //! use then, because nothing says where the next reply begins. An error that the server itself reports
-//! ([`Part::Refused`]) is a reply like others, and the connection goes on.
+//! ([`ReplyPart::Refused`]) is a reply like others, and the connection goes on.
 //!
 //! Callers: the other files here. No locks.
 
@@ -78,7 +78,7 @@ pub fn word(out: &mut impl Write, bytes: &[u8]) {
 
 /// A part of a reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Part {
+pub enum ReplyPart {
     /// The beginning of an array: so many parts follow.
     Array(usize),
     /// There is no value, or no array.
@@ -98,23 +98,23 @@ pub enum Part {
 ///
 /// # Errors
 /// It is none.
-pub fn part_of(bytes: &[u8], longest: usize) -> Result<Option<(usize, Part)>, Broken> {
+pub fn part_of(bytes: &[u8], longest: usize) -> Result<Option<(usize, ReplyPart)>, Broken> {
     let Some(end) = bytes.iter().take(LINE_MAX).position(|byte| *byte == b'\n') else {
         return if bytes.len() < LINE_MAX { Ok(None) } else { Err(NONSENSE) };
     };
     let (line, behind) = (bytes[..end].strip_suffix(b"\r").ok_or(NONSENSE)?, end + 1);
     let (kind, text) = line.split_first().ok_or(NONSENSE)?;
     let part = match (kind, text) {
-        (b'+', text) => Part::Status(1, 1 + text.len()),
-        (b':', text) => Part::Number(number(text)?),
-        (b'-', text) => Part::Refused(ServerRefusal::of(text)),
-        (b'*' | b'$', b"-1") => Part::NoValue,
-        (b'*', text) => Part::Array(usize::try_from(number(text)?).map_err(|_| NONSENSE)?),
+        (b'+', text) => ReplyPart::Status(1, 1 + text.len()),
+        (b':', text) => ReplyPart::Number(number(text)?),
+        (b'-', text) => ReplyPart::Refused(ServerRefusal::of(text)),
+        (b'*' | b'$', b"-1") => ReplyPart::NoValue,
+        (b'*', text) => ReplyPart::Array(usize::try_from(number(text)?).map_err(|_| NONSENSE)?),
         (b'$', text) => {
             let len = usize::try_from(number(text)?).ok().filter(|len| *len <= longest).ok_or(NONSENSE)?;
             return match bytes.get(behind + len..behind + len + 2) {
                 None => Ok(None),
-                Some(b"\r\n") => Ok(Some((behind + len + 2, Part::Value(behind, behind + len)))),
+                Some(b"\r\n") => Ok(Some((behind + len + 2, ReplyPart::Value(behind, behind + len)))),
                 Some(_) => Err(NONSENSE),
             };
         }
@@ -157,12 +157,12 @@ fn nested(bytes: &[u8], room: &mut usize, depth: usize) -> Result<Option<(usize,
     // Each part takes some memory, whatever is in it.
     *room = room.checked_sub(used + size_of::<Reply>()).ok_or(NONSENSE)?;
     let reply = match part {
-        Part::Status(from, to) => Reply::Status(bytes[from..to].to_vec()),
-        Part::Refused(refusal) => Reply::Refused(refusal),
-        Part::Number(number) => Reply::Number(number),
-        Part::NoValue => Reply::Nothing,
-        Part::Value(from, to) => Reply::Bulk(bytes[from..to].to_vec()),
-        Part::Array(parts) if depth < 2 && parts <= PARTS_MAX => {
+        ReplyPart::Status(from, to) => Reply::Status(bytes[from..to].to_vec()),
+        ReplyPart::Refused(refusal) => Reply::Refused(refusal),
+        ReplyPart::Number(number) => Reply::Number(number),
+        ReplyPart::NoValue => Reply::Nothing,
+        ReplyPart::Value(from, to) => Reply::Bulk(bytes[from..to].to_vec()),
+        ReplyPart::Array(parts) if depth < 2 && parts <= PARTS_MAX => {
             let mut array = Vec::new();
             for _ in 0..parts {
                 let Some((more, part)) = nested(&bytes[used..], room, depth + 1)? else { return Ok(None) };
@@ -171,7 +171,7 @@ fn nested(bytes: &[u8], room: &mut usize, depth: usize) -> Result<Option<(usize,
             }
             Reply::Array(array)
         }
-        Part::Array(_) => return Err(NONSENSE),
+        ReplyPart::Array(_) => return Err(NONSENSE),
     };
     Ok(Some((used, reply)))
 }

@@ -58,7 +58,7 @@ fn what_a_server_refuses_is_told_apart() {
         ("", ServerRefusal::Other),
     ] {
         let bytes = format!("-{text}\r\n");
-        assert_eq!(part_of(bytes.as_bytes(), 9), Ok(Some((bytes.len(), Part::Refused(refusal)))), "{text}");
+        assert_eq!(part_of(bytes.as_bytes(), 9), Ok(Some((bytes.len(), ReplyPart::Refused(refusal)))), "{text}");
     }
 }
 
@@ -117,7 +117,7 @@ fn read_parts(bytes: &[u8]) {
             assert!(early == Ok(None) || early == whole, "{cut} bytes of {rest:?}: {early:?}, and then {whole:?}");
         }
         let Ok(Some((used, part))) = whole else { return };
-        if let Part::Value(from, to) = part {
+        if let ReplyPart::Value(from, to) = part {
             assert!(from <= to && to - from <= 100 && to < used, "{part:?} of {used}");
         }
         rest = &rest[used..];
