@@ -11,7 +11,8 @@ TESTS := target/tests
 STRESS_SOURCES := $(addprefix tests/stress/,stress.c model.c ops_mem.c ops_sys.c ops_fork.c)
 FARPAGE := target/release/farpage
 
-# The profile of what is built and installed; tests build with the profile checked (Cargo.toml). It goes to what they run.
+# The profile of what is built and installed; tests build with the profile checked (Cargo.toml). It goes to what they
+# run.
 PROFILE ?= release
 test test-one unit stress situations programs: PROFILE = checked
 export PROFILE
@@ -70,10 +71,10 @@ test: setup-tests
 	tests/run.py
 
 ## make test-all: that, and what is longer, some of it with the build that is released (an hour)
-# The second run proves of a release (link-time optimisation, panics that abort, no assertions) what the first one proves of
-# the checked build: what is packaged, situations, stress, real programs. Besides: cargo install, the Python package with
-# large packages and in other Pythons, models with more preemptions, programs that are slow, and lint of the command without
-# its features, for which half of all crates are read once more.
+# The second run proves of a release (link-time optimisation, panics that abort, no assertions) what the first one
+# proves of the checked build: what is packaged, situations, stress, real programs. Besides: cargo install, the Python
+# package with large packages and in other Pythons, models with more preemptions, programs that are slow, and lint of
+# the command without its features, for which half of all crates are read once more.
 test-all: test
 	cargo clippy --package farpage-cli --no-default-features --profile checked --quiet -- -D warnings
 	$(MAKE) --no-print-directory build

@@ -1,7 +1,7 @@
 //! The LD_PRELOAD library: an initialiser, a private heap, and a few interposed functions ([`mappings`], [`allocate`],
 //! [`threads`], [`forks`], [`execs`] with [`environment`], [`descriptors`], [`privileges`], [`pagemaps`],
-//! [`userfaultfds`], [`syscall`](mod@syscall)), which call what stands behind them ([`call`], [`real`]). What the library
-//! calls itself is its own ([`own`]).
+//! [`userfaultfds`], [`syscall`](mod@syscall)), which call what stands behind them ([`call`], [`real`]). What the
+//! library calls itself is its own ([`own`]).
 
 pub mod allocate;
 mod call;

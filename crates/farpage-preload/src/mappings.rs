@@ -1,11 +1,14 @@
 //! Functions of memory mappings that this library stands in front of, and why:
 //!
-//! | function | why |
-//! | --- | --- |
-//! | `mmap`, `mmap64` | a mapping can be filled before the engine hears of it: where it is much, its thread goes on when it is registered; private memory of `/dev/zero` becomes anonymous memory |
-//! | `dlclose`, `mprotect` | tables of libraries that the pager has taken over, or is about to, stay where they are while it is at them |
-//! | `mremap`, `mprotect`, `brk`, `sbrk` | while there is no engine: memory that can be filled without another word |
-//! | `madvise`, `posix_madvise`, `process_madvise` | `MADV_POPULATE_*` fills memory in one call, in which it cannot be registered; pages given up with `MADV_FREE` stay, and the engine does not hear when they are used again, so they are discarded at once; nor does it hear of guards (`docs/dev/events.md`); a fork has to look for what is to be wiped |
+//! * `mmap`, `mmap64`: a mapping can be filled before the engine hears of it: where it is much, its thread goes on when
+//!   it is registered; private memory of `/dev/zero` becomes anonymous memory.
+//! * `dlclose`, `mprotect`: tables of libraries that the pager has taken over, or is about to, stay where they are
+//!   while it is at them.
+//! * `mremap`, `mprotect`, `brk`, `sbrk`: while there is no engine: memory that can be filled without another word.
+//! * `madvise`, `posix_madvise`, `process_madvise`: `MADV_POPULATE_*` fills memory in one call, in which it cannot be
+//!   registered; pages given up with `MADV_FREE` stay, and the engine does not hear when they are used again, so they
+//!   are discarded at once; nor does it hear of guards (`docs/dev/events.md`); a fork has to look for what is to be
+//!   wiped.
 //!
 //! All do what libc's do, by calling them. Below the budget's reach they do nothing else but count.
 

@@ -1,7 +1,7 @@
 //! What stands behind this library's functions: libc's of the same name, or another preloaded library's.
 //!
-//! There is one [`Real`] for each, made where it is called ([`real!`]). They lie beside each other, in a section of their
-//! own, so that the initialiser finds all of them.
+//! There is one [`Real`] for each, made where it is called ([`real!`]). They lie beside each other, in a section of
+//! their own, so that the initialiser finds all of them.
 
 use crate::late::slots::{is_late, look_up, what_the_program_calls};
 use farpage_base::sys::thread::thread_pointer;

@@ -1,9 +1,9 @@
 //! Functions of threads that this library stands in front of, and why:
 //!
-//! | function | why |
-//! | --- | --- |
-//! | `pthread_create` | the new thread's control block must stay in memory: kernel and libc write to it at moments when they cannot wait for a page (thread exit, fork) |
-//! | `pthread_mutexattr_setrobust`, `.._np` | the kernel does not wait for a page either when it marks what a thread held that has ended |
+//! * `pthread_create`: the new thread's control block must stay in memory: kernel and libc write to it at moments when
+//!   they cannot wait for a page (thread exit, fork).
+//! * `pthread_mutexattr_setrobust`, `.._np`: the kernel does not wait for a page either when it marks what a thread
+//!   held that has ended.
 
 use crate::call::{call, interposed};
 use crate::late::slots::take_over_new;

@@ -160,10 +160,9 @@ impl Link {
     /// Opens the first connection.
     ///
     /// # Errors
-    /// Why that is not possible, in words.
-    pub fn open(&self) -> Result<(), String> {
-        let side = self.side();
-        self.wire_of(side, true).map(drop).map_err(|failed| failed.to_string())
+    /// Why that is not possible.
+    pub(crate) fn open(&self) -> Result<(), Failed> {
+        self.wire_of(self.side(), true).map(drop)
     }
 
     /// Opens the first connection; why the server refuses that, if it says so.

@@ -119,17 +119,17 @@ fn notes(link: &Link) -> Vec<String> {
 fn what_cannot_be_opened_says_why() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");
-    assert!(link(&path, None).open().unwrap_err().contains("No such file"));
+    assert!(link(&path, None).open().unwrap_err().to_string().contains("No such file"));
     for (word, why) in [(b"busy", "it is busy"), (b"else", "another")] {
         let _server = WordServer::start(&path, word);
-        let error = link(&path, None).open().unwrap_err();
+        let error = link(&path, None).open().unwrap_err().to_string();
         assert!(error.contains(why), "{error}");
     }
     let silent = WordServer::start(&path, b"what");
-    assert!(hasty(&path, None).open().unwrap_err().contains("no answer"));
+    assert!(hasty(&path, None).open().unwrap_err().to_string().contains("no answer"));
     drop(silent);
     let _server = WordServer::start(&path, Box::leak(vec![b'x'; 100_000].into()));
-    assert!(link(&path, None).open().unwrap_err().contains("no end"));
+    assert!(link(&path, None).open().unwrap_err().to_string().contains("no end"));
 }
 
 /// However little comes, and however often.

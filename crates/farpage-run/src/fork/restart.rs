@@ -9,6 +9,7 @@ use crate::pager::bring_in::found_present;
 use crate::pager::start::{make_pager, open, run_pager};
 use crate::pager::state::Pager;
 use crate::shared::page_table::State;
+use crate::shared::start_error::StartError;
 use crate::shared::state::Engine;
 use crate::shared::{given_uffds, uffd_device};
 use farpage_base::mem::lock::lock;
@@ -20,7 +21,7 @@ use farpage_base::sys::message::fatal;
 use farpage_base::sys::pagemap::PageKind;
 use farpage_base::sys::pass::receive_all;
 use farpage_base::sys::proc::{self, Proc};
-use farpage_base::sys::raw::{Errno, ErrnoText};
+use farpage_base::sys::raw::Errno;
 use farpage_base::sys::uffd::Message;
 use rustix::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::Ordering::SeqCst;
@@ -57,7 +58,7 @@ pub fn start_as_child(e: &'static Engine, proc: &'static Proc) {
     let end = unsafe { BorrowedFd::borrow_raw(e.fork.inherited_end()) };
     let given = || {
         let pagemap = proc.private_file("self/pagemap");
-        let pagemap = pagemap.map_err(|e| format!("cannot open /proc/self/pagemap: {}", ErrnoText::from(e)))?;
+        let pagemap = pagemap.map_err(|e| StartError::Proc("open /proc/self/pagemap", e.into()))?;
         given_uffds::receive(end, &e.arena, pagemap)
     };
     let given = if given_uffds::are_forks_told() { given() } else { Ok(()) };
@@ -73,15 +74,14 @@ pub fn start_as_child(e: &'static Engine, proc: &'static Proc) {
 /// Starts the engine again in a child whose parent's engine was active.
 ///
 /// # Errors
-/// One line: why memory cannot be managed. The child cannot go on then, because its swapped-out pages would read
-/// as zeros.
-pub fn activate_child(e: &'static Engine, proc: &'static Proc, pending: &PendingEvents) -> Result<(), String> {
+/// Memory cannot be managed. The child cannot go on then, because its swapped-out pages would read as zeros.
+pub fn activate_child(e: &'static Engine, proc: &'static Proc, pending: &PendingEvents) -> Result<(), StartError> {
     let mut pager = make_pager(e, open(e, proc)?, proc)?;
     let mut buffer = vec![0u8; 32 * 1024];
     let (mut mapped, mut stack) = (PageRanges::new(), None);
     // By threads that there are none of here.
     e.memory.guarding.store(0, SeqCst);
-    let read = |e| format!("cannot read /proc/self/maps: {}", ErrnoText::from(e));
+    let read = |e: Errno| StartError::Proc("read /proc/self/maps", e.into());
     let maps = proc.file("self/maps").map_err(read)?;
     mappings(&maps, &mut buffer, |m, _| {
         if m.adoptable() {
@@ -91,7 +91,7 @@ pub fn activate_child(e: &'static Engine, proc: &'static Proc, pending: &Pending
     })
     .map_err(read)?;
     if pending.overflowed() {
-        return Err("too many mapping changes in other threads at the moment of the fork".into());
+        return Err(StartError::TooManyChanges);
     }
     // Pages that were placed before the copy, in the address space as it is now.
     let (mut log, mut late_fills) = (e.fork.late_fills.entries(), Vec::new());
@@ -132,17 +132,17 @@ pub fn activate_child(e: &'static Engine, proc: &'static Proc, pending: &Pending
             if let Some(stack) = stack.filter(|stack| from < stack.end && stack.start < to) {
                 (from, to) = (from.min(stack.start), to.max(stack.end)); // one mapping, as when it was adopted
             }
-            pager.cx.mm.register(from, to - from).map_err(|e| format!("cannot register inherited memory: {e:?}"))?;
+            pager.cx.mm.register(from, to - from).map_err(StartError::Inherited)?;
         }
     }
     check_untouched(e, &mut pager, &late_fills)?;
-    Ok(run_pager(e, pager)?)
+    run_pager(e, pager)
 }
 
 /// Between the fork and this moment the child's memory was not registered. If something touched a page that is
 /// swapped out, it saw zeros; better to end the child than to let it go on with them. (`late_fills`: pages, sorted,
 /// that were placed during the pause with the right content.)
-fn check_untouched(e: &Engine, pager: &mut Pager, late_fills: &[Vpn]) -> Result<(), String> {
+fn check_untouched(e: &Engine, pager: &mut Pager, late_fills: &[Vpn]) -> Result<(), StartError> {
     let stack = e.fork.child_stack();
     let dead = Vpn::of(stack - DEAD_STACK)..Vpn::of(stack);
     let managed = lock(&e.memory.managed).clone();
@@ -169,13 +169,9 @@ fn check_untouched(e: &Engine, pager: &mut Pager, late_fills: &[Vpn]) -> Result<
             }
             true
         });
-        seen.map_err(|e| format!("PAGEMAP_SCAN failed: {}", ErrnoText::from(e)))?;
+        seen.map_err(|e| StartError::Scan(e.into()))?;
         if let Some((vpn, state)) = touched {
-            let at = vpn.addr();
-            return Err(format!(
-                "the page at {at:#x} ({state:?}) was touched before the engine of the child could start \
-                 (stack at {stack:#x})"
-            ));
+            return Err(StartError::Touched { at: vpn.addr(), state, stack });
         }
     }
     Ok(())

@@ -66,7 +66,7 @@ pub(crate) extern "C" fn first(plan: usize) -> ! {
     // SAFETY: spawn_first passed the address of the plan, which is never freed.
     let plan: &'static StartPlan = unsafe { &*(plan as *const StartPlan) };
     close_program_files(plan.descriptors());
-    let proc = Proc::open().map(|proc| _ = proc.hold());
+    let proc = Proc::open().map(Proc::hold);
     dormant::doze();
     match proc.map_err(|why| StartError::Proc("open /proc", why.into())).and_then(|()| make(plan)) {
         Ok(mut monitor) => {

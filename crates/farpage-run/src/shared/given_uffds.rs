@@ -10,6 +10,7 @@
 //!
 //! Callers: as above; [`crate::fork`]. No locks.
 
+use crate::shared::start_error::StartError;
 use farpage_base::mem::arena::Arena;
 use farpage_base::mem::zeros::zero_pages;
 use farpage_base::sys::fd::Fd;
@@ -146,22 +147,22 @@ impl Forks {
 /// In a child, on its monitor thread: waits for its own, which [`Forks::send`] has sent. `pagemap` is this process's.
 ///
 /// # Errors
-/// One line.
-pub(crate) fn receive(from: BorrowedFd<'_>, arena: &Arena, pagemap: OwnedFd) -> Result<(), String> {
+/// It was sent none.
+pub(crate) fn receive(from: BorrowedFd<'_>, arena: &Arena, pagemap: OwnedFd) -> Result<(), StartError> {
     let pagemap = Fd::new(pagemap);
     let pages = [arena.doorbell.base, arena.discard_area.base];
     let mut own = [-1; KINDS];
     for (own, page) in own.iter_mut().zip(pages) {
         let sent = receive_all(from).map_err(|error| match error {
-            Errno::PIPE => "its parent ended while it was forked".to_owned(),
-            error => format!("it cannot receive its userfaultfds: {}", ErrnoText(error)),
+            Errno::PIPE => StartError::ParentEnded,
+            error => StartError::Receive(ErrnoText(error)),
         })?;
         // SAFETY: just received.
         let sent = sent.into_iter().map(|(_, number)| unsafe { OwnedFd::from_raw_fd(number) });
         let sent: Vec<OwnedFd> = sent.collect();
         // SAFETY: no thread uses these parts of the arena before there is a pager.
         let is_own = |fd: &OwnedFd| unsafe { is_of_this_process(fd.as_fd(), &pagemap, page, zero_pages()) };
-        let found = sent.into_iter().find(is_own).ok_or("its parent has sent it no userfaultfd")?;
+        let found = sent.into_iter().find(is_own).ok_or(StartError::NothingSent)?;
         *own = found.into_raw_fd();
     }
     // SAFETY: as above; its userfaultfd has no events of that. (The doorbell's page goes with the first ring.)

@@ -2,6 +2,7 @@
 //!
 //! Made and written on engine threads, too: an errno is in words of our own ([`ErrnoText`]).
 
+use crate::shared::page_table::State;
 use farpage_base::sys::raw::ErrnoText;
 use farpage_base::sys::uffd::{OpenError, UffdError};
 use farpage_device::error::DeviceError;
@@ -55,11 +56,34 @@ pub enum StartError {
     /// A file of `--trace`.
     #[error("cannot record faults in {path}: {why}", path = .0.display(), why = .1)]
     Trace(PathBuf, ErrnoText),
-}
-
-/// For a caller that adds to the words, in a forked child.
-impl From<StartError> for String {
-    fn from(error: StartError) -> String {
-        error.to_string()
-    }
+    /// In a forked child: its parent has told it nothing.
+    #[error("its parent ended while it was forked")]
+    ParentEnded,
+    /// In a forked child of a process that root has given userfaultfds.
+    #[error("it cannot receive its userfaultfds: {0}")]
+    Receive(ErrnoText),
+    /// The same: none of them is the child's.
+    #[error("its parent has sent it no userfaultfd")]
+    NothingSent,
+    /// In a forked child: more than the pipe between parent and child holds.
+    #[error("too many mapping changes in other threads at the moment of the fork")]
+    TooManyChanges,
+    /// In a forked child.
+    #[error("cannot register inherited memory: {0:?}")]
+    Inherited(UffdError),
+    /// In a forked child: what is in its memory is not known.
+    #[error("PAGEMAP_SCAN failed: {0}")]
+    Scan(ErrnoText),
+    /// In a forked child: a page read as zeros before the engine could start.
+    #[error(
+        "the page at {at:#x} ({state:?}) was touched before the engine of the child could start (stack at {stack:#x})"
+    )]
+    Touched {
+        /// Where it is.
+        at: usize,
+        /// What it is.
+        state: State,
+        /// Where the stack of the forking thread ends.
+        stack: usize,
+    },
 }

@@ -109,7 +109,7 @@ impl Export {
         link.open().map_err(|why| {
             let refused = Link::new(String::new(), endpoint, asking, None).refusal();
             (
-                refused.map_or(why, String::from),
+                refused.map_or_else(|| why.to_string(), String::from),
                 "look whether the server runs, and whether host, port and export are right",
             )
         })?;

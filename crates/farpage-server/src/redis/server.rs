@@ -109,7 +109,8 @@ impl Server {
     /// # Errors
     /// Why that is not possible, and what to do about it.
     pub fn connect(&self) -> Result<(), DeviceError> {
-        self.link.open().map_err(|reason| {
+        self.link.open().map_err(|failed| {
+            let reason = failed.to_string();
             let remedy = match reason.as_str() {
                 why if why.contains("password") => {
                     "put the password into FARPAGE_REDIS_PASSWORD, or name a file with password-file="
