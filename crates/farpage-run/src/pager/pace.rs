@@ -20,7 +20,7 @@ pub(crate) struct Pace {
     affinity: CpuAffinity,
     spin: AdaptiveSpin,
     cpu_latency: CpuLatency,
-    /// TimeSlices without anything to do, one after the other.
+    /// Turns without anything to do, one after the other.
     idle_turns: u32,
 }
 
