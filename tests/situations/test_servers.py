@@ -49,9 +49,11 @@ class Servers(Situation):
             return False
 
     def pid_of(self, name):
-        """What a server has written into a file."""
-        path = self.dir / name
-        return int(path.read_text()) if path.exists() and path.read_text().strip() else None
+        """What a server has written into a file, which it may take away and write anew at any moment."""
+        try:
+            return int((self.dir / name).read_text())
+        except (FileNotFoundError, ValueError):
+            return None
 
     def reload(self, number, words, times=1, first=0):
         """A step: a signal, and what is said so many times when it is through. It is sent when that has been said
