@@ -100,7 +100,8 @@ class Attaching:
 
     def fault(self):
         """Why it did not work, if it should have."""
-        has_ended = any(text in self.said for text in ("it has ended", "ended meanwhile", "ended, or became", "no such process"))
+        endings = ("it has ended", "ended meanwhile", "ended, or became", "no such process")
+        has_ended = any(text in self.said for text in endings)
         if self.process and self.process.wait() and not has_ended:
             return f"ATTACH {self.said}"
         return ""

@@ -11,7 +11,7 @@
 //! with all that a tree shares; not more, because every page is compared with its hash.
 
 use farpage_ipc::conf::nbd::ExportId;
-pub use farpage_ipc::tree::areas::{AREAS_MAX, Owners};
+use farpage_ipc::tree::areas::{AREAS_MAX, Owners};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 use rustix::process::{Pid, test_kill_process};
 use std::sync::atomic::AtomicU32;

@@ -1,20 +1,8 @@
-//! The farpage engine: memory beyond the RAM budget, swapped in user space.
+//! Memory larger than its RAM budget, asked for by a program: a [`Pager`] gives out regions, and swaps their pages to
+//! devices in user space.
 //!
-//! ```text
-//!             program's threads                          a page's word
-//!    touch an absent page |   ^ wake                     None, Mapped, Cached, Writeback, Swapped
-//!                         v   |
-//!    userfaultfd ----> pager: fault -> fill <- swap_in <--- devices: compressed pool, files
-//!                         |                                    ^
-//!                     reclaim: move_out -> swap cache -> writer: store
-//!                         ^
-//!    monitor: samples resident memory, finds mappings, divides the budget
-//! ```
-//!
-//! The words, and one fault and one eviction followed through the files, are in `docs/dev/architecture.md`; the lock
-//! order is in `docs/dev/locking.md`, the map of folders in `CONTRIBUTING.md`.
-//!
-//! A user of the library needs [`region`], [`Pager`] from it, [`SwapSpec`] for devices, and perhaps [`Growing`].
+//! A user needs [`region`], [`Pager`] from it, [`SwapSpec`] for devices, and perhaps [`Growing`]. The engine of `farpage
+//! run`, which does the same for unmodified programs, is `farpage-run`; both stand on `farpage-device`.
 //!
 //! A test (`tests/layers.rs`) fails on files that use each other in a circle, in any crate.
 

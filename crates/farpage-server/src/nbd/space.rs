@@ -4,7 +4,7 @@
 
 use super::exchange::{self, NbdCommand, NbdReplies};
 use super::{BACK, Export, FRONT};
-use crate::areas::{self, AREAS_MAX, Areas, Owners, SharedAreas};
+use crate::areas::{self, Areas, SharedAreas};
 use crate::link::{AskedFor, InReach, Link, Patience};
 use crate::page_store::{OutgoingPage, PageStore, PageStores, Seal};
 use crate::request::{self, BATCH_MAX, RemoteRequest, ReplyReader, RequestBytes, Transferred};
@@ -12,6 +12,7 @@ use crate::wire::NOTHING;
 use farpage_base::mem::lock::lock;
 use farpage_ipc::conf::DeviceError;
 use farpage_ipc::conf::nbd::NbdSpec;
+use farpage_ipc::tree::areas::{AREAS_MAX, Owners};
 use farpage_swap::PAGE_SIZE;
 use farpage_swap::cluster::CLUSTER_SLOTS;
 use libc::iovec;
