@@ -287,6 +287,7 @@ impl TreeShare {
         let (mine, now) = (self.mine, now_us());
         let floor = FLOOR.max(seen.engine + BESIDES).max(budget.unmanaged() + budget.stuck() + STEP_MIN);
         mine.used.store(seen.used.max(0) as u64);
+        budget.whole_is(seen.most);
         self.segment.header.largest.note(mine.pid.load(Relaxed), seen.used.max(0) as u64);
         mine.floor.store(floor as u64);
         mine.looked_us.store(now, Relaxed);

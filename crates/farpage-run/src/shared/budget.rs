@@ -20,6 +20,8 @@ pub struct Budget {
     promised: AtomicI64,
     /// What it may still have while it gives memory back: at least what was promised.
     claimed: AtomicI64,
+    /// What all processes of the tree may have together.
+    whole: AtomicI64,
     /// The engine steers at less than was promised ([`Budget::headroom`]), and at this much less still, in sixteenths
     /// of a page, while the program has shown lately that it grows in bursts.
     overshoot_margin: AtomicI64,
@@ -43,6 +45,8 @@ pub struct Budget {
 
 /// Where memory that cannot be taken out leaves less than this part of the budget for the rest, the budget gives way.
 const FLOOR_PART: i64 = 4;
+/// Least headroom, pages: a batch that leaves.
+const HEADROOM_MIN: i64 = 64;
 
 impl Budget {
     /// A budget of `promised` pages.
@@ -51,6 +55,7 @@ impl Budget {
             share: Mutex::new(()),
             promised: AtomicI64::new(promised as i64),
             claimed: AtomicI64::new(promised as i64),
+            whole: AtomicI64::new(promised as i64),
             overshoot_margin: AtomicI64::new(0),
             margin_is_held: false,
             base: AtomicI64::new(0),
@@ -94,6 +99,11 @@ impl Budget {
     pub fn promise(&self, pages: i64) {
         self.promised.store(pages, Relaxed);
         self.claimed.fetch_max(pages, Relaxed);
+    }
+
+    /// The tree may have as much.
+    pub fn whole_is(&self, pages: i64) {
+        self.whole.store(pages, Relaxed);
     }
 
     /// As much is claimed in the tree.
@@ -168,11 +178,14 @@ impl Budget {
     }
 
     /// Pages between the limit and the promise, for growth that the engine learns of late; also the distance below the
-    /// limit at which background reclaim starts.
+    /// limit at which background reclaim starts. It is this process's part of what the whole tree keeps free: its
+    /// processes do not all outgrow their parts in the same moment.
     pub fn headroom(&self) -> i64 {
         let promised = self.promised();
+        let whole = self.whole.load(Relaxed).max(promised).max(1);
         // A small budget is outrun by a larger part of it: a program can fill some MiB before a thread looks.
-        (promised / 64).clamp((promised / 16).min(256), 2048).max(promised / 128)
+        let of_whole = (whole / 64).clamp((whole / 16).min(256), 2048).max(whole / 128);
+        (of_whole * promised / whole).max(HEADROOM_MIN.min(promised / 16))
     }
 
     /// Value of the growth counter, to be read *before* a sample is taken.
@@ -248,6 +261,21 @@ mod tests {
         assert_eq!(b.total(), 1013);
         b.sample(1 << 17, b.grown());
         assert!(b.pressure() && b.over_limit() == (1 << 17) - b.limit());
+    }
+
+    #[test]
+    fn all_members_together_keep_as_much_free_as_one() {
+        let alone = Budget::new(25_000).headroom();
+        assert_eq!(alone, 390);
+        let member = Budget::new(5_000);
+        assert_eq!(member.headroom(), 256, "alone");
+        member.whole_is(25_000);
+        assert_eq!(member.headroom(), alone / 5);
+        let small = Budget::new(384);
+        small.whole_is(25_000);
+        assert_eq!(small.headroom(), 24, "a sixteenth");
+        small.whole_is(0);
+        assert_eq!(small.headroom(), 24);
     }
 
     #[test]
