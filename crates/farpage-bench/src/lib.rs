@@ -2,6 +2,7 @@
 //! `seed-bench`.
 
 pub mod anonymous;
+mod commands;
 pub mod compare;
 mod destination;
 pub mod program;

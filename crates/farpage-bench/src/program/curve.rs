@@ -114,6 +114,7 @@ mod tests {
             managed: true,
             counted: Counted::default(),
             stopped: false,
+            requests: None,
         };
         let round = Round { plain: ended(2.0), kernel: kernel.map(ended), farpage: ended(farpage), ram: 96 << 20 };
         Rows { rounds: vec![round], first_output: (1, 1) }

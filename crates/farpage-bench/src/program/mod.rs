@@ -8,6 +8,7 @@
 //! | module | what it owns |
 //! | --- | --- |
 //! | [`side`] | one run, watched from outside |
+//! | [`requests`] | latencies that a server's clients have measured |
 //! | [`curve`] | several `--ram`, one row each |
 //! | [`report`] | medians and ranges, the table, JSON |
 //! | [`suite`] | many programs in one table: `--suite` |
@@ -15,6 +16,7 @@
 
 mod curve;
 mod report;
+mod requests;
 mod rounds;
 mod side;
 mod suite;

@@ -1,5 +1,6 @@
 //! Medians and ranges of the rounds, as a table and as JSON.
 
+use super::requests::RequestTimes;
 use super::side::Ended;
 use crate::compare::row::Spread;
 use serde_json::{Value, json};
@@ -36,6 +37,7 @@ pub struct Rows {
 
 const HEADER: &str =
     "side       seconds  (from     to)  CPU s     majflt  RssAnon MiB  pool MiB  speed: kernel's time / farpage's";
+const REQUESTS_HEADER: &str = "requests    p50 ms    p99 ms    max ms    bad  p99: kernel's / farpage's";
 
 impl Rows {
     /// The table.
@@ -55,11 +57,29 @@ impl Rows {
                 of(|e| mib(e.pool_peak_bytes)).median,
             );
             if let (true, Some(ratio)) = (name == "farpage", self.ratio()) {
-                line.push_str(&format!("  {:.2} ({:.2} to {:.2})", ratio.median, ratio.min, ratio.max));
+                line.push_str(&shown(ratio));
             }
             lines.push(line);
         }
+        lines.extend(self.requests_table());
         lines.join("\n")
+    }
+
+    /// Latencies of requests: no line where the program has none.
+    fn requests_table(&self) -> Vec<String> {
+        let mut lines = Vec::new();
+        for (name, runs) in self.sides() {
+            let Some(RequestTimes { p50_ms, p99_ms, max_ms, bad }) = requests(&runs) else { continue };
+            if lines.is_empty() {
+                lines.push(REQUESTS_HEADER.to_owned());
+            }
+            let mut line = format!("{name:<8} {p50_ms:>9.1} {p99_ms:>9.1} {max_ms:>9.1} {bad:>6}");
+            if let (true, Some(ratio)) = (name == "farpage", self.p99_ratio()) {
+                line.push_str(&shown(ratio));
+            }
+            lines.push(line);
+        }
+        lines
     }
 
     /// What must not be: a side that ended otherwise than the program as it is, or farpage's output another one
@@ -112,6 +132,12 @@ impl Rows {
         object["ratio_median"] = json!(ratio.map(|r| r.median));
         object["ratio_min"] = json!(ratio.map(|r| r.min));
         object["ratio_max"] = json!(ratio.map(|r| r.max));
+        if let Some(ratio) = self.p99_ratio() {
+            object["p99_ratio_median"] = ratio.median.into();
+            object["p99_ratio_min"] = ratio.min.into();
+            object["p99_ratio_max"] = ratio.max.into();
+        }
+        object["farpage_peak_share"] = self.peak_share().into();
         object["farpage_file_pages"] = json!(self.file_pages());
         object["output_compared"] = self.is_steady().into();
         object["complaints"] = json!(self.complaints());
@@ -152,6 +178,17 @@ impl Rows {
         Spread::of(self.rounds.iter().filter_map(|r| Some(r.kernel.as_ref()?.wall_s / r.farpage.wall_s)))
     }
 
+    /// The kernel's 99th percentile of latency divided by farpage's, of the same round.
+    pub fn p99_ratio(&self) -> Option<Spread> {
+        let p99 = |run: &Ended| run.requests.map(|times| times.p99_ms);
+        Spread::of(self.rounds.iter().filter_map(|r| Some(p99(r.kernel.as_ref()?)? / p99(&r.farpage)?.max(1e-3))))
+    }
+
+    /// The largest [`Round::peak_share`].
+    pub fn peak_share(&self) -> f64 {
+        self.rounds.iter().map(Round::peak_share).fold(0.0, f64::max)
+    }
+
     /// Whether all runs as it is wrote the same: at least two.
     fn is_steady(&self) -> bool {
         self.rounds.iter().all(|round| round.plain.output == self.first_output)
@@ -161,7 +198,7 @@ impl Rows {
 fn json_side(name: &str, runs: &[&Ended]) -> Value {
     let of = |f: fn(&Ended) -> f64| spread(runs.iter().map(|run| f(run)));
     let wall = of(|e| e.wall_s);
-    json!({
+    let mut object = json!({
         "side": name,
         "seconds_median": wall.median,
         "seconds_min": wall.min,
@@ -171,7 +208,20 @@ fn json_side(name: &str, runs: &[&Ended]) -> Value {
         "peak_rss_anon": of(|e| e.peak_rss_anon as f64).median as u64,
         "written_bytes": of(|e| e.written_bytes as f64).median as u64,
         "pool_bytes": of(|e| e.pool_peak_bytes as f64).median as u64,
-    })
+    });
+    if let Some(requests) = requests(runs) {
+        object["requests"] = json!(requests);
+    }
+    object
+}
+
+/// Medians of the runs that have any.
+fn requests(runs: &[&Ended]) -> Option<RequestTimes> {
+    RequestTimes::medians(&runs.iter().filter_map(|run| run.requests).collect::<Vec<_>>())
+}
+
+fn shown(ratio: Spread) -> String {
+    format!("  {:.2} ({:.2} to {:.2})", ratio.median, ratio.min, ratio.max)
 }
 
 fn spread(values: impl IntoIterator<Item = f64>) -> Spread {
@@ -207,6 +257,7 @@ mod tests {
             managed,
             counted: Counted::default(),
             stopped: false,
+            requests: None,
         }
     }
 
@@ -257,5 +308,27 @@ mod tests {
         rows.put(&mut value, &["p".into()], &[], 3);
         assert_eq!((value["rows"].as_array().unwrap().len(), &value["rows"][1]["side"]), (3, &"kernel".into()));
         assert!((value["ratio_median"].as_f64().unwrap() - 2.0 / 3.0).abs() < 1e-9);
+        assert!(value["rows"][0].get("requests").is_none() && value.get("p99_ratio_median").is_none());
+    }
+
+    #[test]
+    fn the_table_and_the_object_have_latencies_of_requests() {
+        let mut rows = rows([7; 4], [0; 3]);
+        let times = |p99_ms| Some(RequestTimes { p50_ms: 1.0, p99_ms, max_ms: 9000.5, bad: 0 });
+        let round = &mut rows.rounds[0];
+        (round.plain.requests, round.farpage.requests) = (times(2.0), times(8.0));
+        let ours = rows.table();
+        let lines: Vec<&str> = ours.lines().skip(4).collect();
+        assert!(lines.len() == 3 && lines[0] == REQUESTS_HEADER, "a kernel's run that was killed has none: {ours}");
+        assert_eq!(lines[2].split_whitespace().collect::<Vec<_>>(), ["farpage", "1.0", "8.0", "9000.5", "0"]);
+        rows.rounds[0].kernel.as_mut().unwrap().requests = times(24.0);
+        let all = rows.table();
+        assert!(all.lines().count() == 8 && all.ends_with("3.00 (3.00 to 3.00)"), "{all}");
+        let mut value = json!({});
+        rows.put(&mut value, &["p".into()], &[], 3);
+        let again: Value = serde_json::from_str(&value.to_string()).unwrap();
+        let kernel: RequestTimes = serde_json::from_value(again["rows"][1]["requests"].clone()).unwrap();
+        assert_eq!((Some(kernel), &again["p99_ratio_median"]), (times(24.0), &3.0.into()));
+        assert_eq!(again["farpage_peak_share"], json!((1 << 20) as f64 / 5.0));
     }
 }

@@ -3,6 +3,7 @@
 //! It has a process group of its own, which ends with its first process, and with the bench. (If that is killed, only
 //! the first process is told to end; what it runs in the kernel's cgroup goes with that.)
 
+use super::requests::RequestTimes;
 use crate::compare::kernel::KernelSide;
 use crate::compare::side::{INTERRUPTED, SAMPLE_EVERY};
 use crate::failure::{Failure, NOT_EXECUTABLE, NOT_FOUND, OrCannot, Result, why};
@@ -33,6 +34,8 @@ pub struct Invocation {
     pub variables: &'static [(&'static str, &'static str)],
     /// It is ended after this time.
     pub limit: Option<Duration>,
+    /// The file where it leaves latencies of requests.
+    pub requests: Option<PathBuf>,
 }
 
 impl Invocation {
@@ -83,6 +86,8 @@ pub struct Ended {
     pub counted: Counted,
     /// It had not ended within [`Invocation::limit`], and was ended.
     pub stopped: bool,
+    /// Latencies of requests, where it has measured them.
+    pub requests: Option<RequestTimes>,
 }
 
 /// What an engine counted.
@@ -120,8 +125,9 @@ pub enum Pager<'a> {
 /// Runs the program to its end; `meter`: counts the memory of all its processes, where the kernel's side does not.
 ///
 /// # Errors
-/// It could not be started, or the bench was interrupted.
+/// It could not be started, the bench was interrupted, or it has left no latencies although all was well with it.
 pub fn run(program: &Invocation, pager: &Pager<'_>, meter: Option<&KernelSide>) -> Result<Ended> {
+    program.requests.as_deref().map(RequestTimes::clear).transpose()?;
     let stats = if let Pager::Farpage(..) = pager { Some(Stats::new()?) } else { None };
     let mut command = match (pager, &stats) {
         (Pager::Farpage(ram, options), Some(stats)) => {
@@ -202,7 +208,11 @@ pub fn run(program: &Invocation, pager: &Pager<'_>, meter: Option<&KernelSide>) 
         managed: false,
         counted: Counted::default(),
         stopped,
+        requests: None,
     };
+    if status.success() {
+        ended.requests = program.requests.as_deref().map(RequestTimes::read).transpose()?;
+    }
     match pager {
         Pager::Plain => {}
         Pager::Kernel(side) => ended.pool_peak_bytes = side.pool().map_or(0, |[_, _, _, peak]| peak),

@@ -1,11 +1,15 @@
-//! What `farpage bench tree` runs: programs of several processes, made of a C compiler, make, Python and the shell.
+//! What `farpage bench tree` runs: programs of several processes, made of a C compiler, make, Python and the shell, and
+//! servers, which `serve.py` starts and asks.
 
+use crate::commands;
 use crate::failure::{Failure, Result};
+use crate::program::Invocation;
 use std::ffi::OsString;
 use std::fmt::Write;
 use std::fs;
 use std::io;
-use std::path::Path;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
 /// A program of several processes.
@@ -15,23 +19,52 @@ pub struct Shape {
     pub name: &'static str,
     /// For `sh -c`, in the directory with the files.
     script: &'static str,
+    /// What it needs besides, where it has requests.
+    server: Option<Server>,
 }
+
+/// A server that may not be installed.
+#[derive(Debug)]
+struct Server {
+    /// Its commands, all in one directory, which the script gets as `$1`.
+    commands: &'static [&'static str],
+    /// What installs it.
+    install: &'static str,
+}
+
+/// Where `serve.py` leaves latencies.
+const REQUESTS: &str = "requests.json";
 
 /// C files, and functions in each: a compiler takes some 60 MiB for one.
 const SOURCES: usize = 40;
 const FUNCTIONS: usize = 600;
 
-static SHAPES: [Shape; 9] = [
-    Shape { name: "make-j1", script: "make -s -j1" },
-    Shape { name: "make-j2", script: "make -s -j2" },
-    Shape { name: "make-j4", script: "make -s -j4" },
-    Shape { name: "make-j8", script: "make -s -j8" },
-    Shape { name: "fork", script: "python3 workers.py fork" },
-    Shape { name: "spawn", script: "python3 workers.py spawn" },
-    Shape { name: "prefork", script: "python3 prefork.py" },
-    Shape { name: "sort", script: "sort -S 60M lines | uniq -c | sort -S 60M -n | tail -3" },
-    Shape { name: "loop", script: "i=0; while [ $i -lt 500 ]; do /bin/true; i=$((i+1)); done; echo $i" },
+static SHAPES: [Shape; 11] = [
+    plain("make-j1", "make -s -j1"),
+    plain("make-j2", "make -s -j2"),
+    plain("make-j4", "make -s -j4"),
+    plain("make-j8", "make -s -j8"),
+    plain("fork", "python3 workers.py fork"),
+    plain("spawn", "python3 workers.py spawn"),
+    plain("prefork", "python3 prefork.py"),
+    plain("sort", "sort -S 60M lines | uniq -c | sort -S 60M -n | tail -3"),
+    plain("loop", "i=0; while [ $i -lt 500 ]; do /bin/true; i=$((i+1)); done; echo $i"),
+    Shape {
+        server: Some(Server { commands: &["gunicorn"], install: "apt-get install gunicorn" }),
+        ..plain("gunicorn", "exec python3 serve.py gunicorn \"$1\"")
+    },
+    Shape {
+        server: Some(Server {
+            commands: &["postgres", "initdb", "pg_isready", "psql", "pgbench"],
+            install: "apt-get install postgresql",
+        }),
+        ..plain("postgres", "exec python3 serve.py postgres \"$1\"")
+    },
 ];
+
+const fn plain(name: &'static str, script: &'static str) -> Shape {
+    Shape { name, script, server: None }
+}
 
 const MAKEFILE: &str = "\
 all: $(patsubst %.c,%.built,$(wildcard *.c))
@@ -94,6 +127,23 @@ impl Shape {
     pub fn is_make(&self) -> bool {
         self.name.starts_with("make")
     }
+
+    /// What installs what it needs, if that is not here.
+    pub fn missing(&self) -> Option<&'static str> {
+        self.server.as_ref().filter(|server| server.place().is_none()).map(|server| server.install)
+    }
+}
+
+impl Server {
+    /// The directory of its commands: one of `PATH`, or where Debian has those of the newest PostgreSQL.
+    fn place(&self) -> Option<PathBuf> {
+        let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
+        let number = |path: &PathBuf| path.file_name().and_then(|name| name.to_str()?.parse::<u32>().ok());
+        let mut versions: Vec<PathBuf> = versions.map(|entry| entry.path()).collect();
+        versions.sort_by_key(|path| std::cmp::Reverse(number(path)));
+        let places = commands::path().into_iter().chain(versions.iter().map(|path| path.join("bin")));
+        places.into_iter().find(|place| commands::are_in(place, self.commands))
+    }
 }
 
 /// The directory with the files of all shapes.
@@ -107,6 +157,8 @@ impl Shapes {
     /// They cannot be written.
     pub fn make(directory: &Path) -> io::Result<Shapes> {
         let dir = tempfile::Builder::new().prefix("farpage-bench-").tempdir_in(directory)?;
+        // A server that refuses to run as root has its files in here, too.
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755))?;
         let write = |name: &str, text: &str| fs::write(dir.path().join(name), text);
         for i in 0..SOURCES {
             write(&format!("source{i}.c"), &source(i))?;
@@ -117,16 +169,20 @@ impl Shapes {
         write("Makefile", MAKEFILE)?;
         write("workers.py", WORKERS)?;
         write("prefork.py", PREFORK)?;
+        write("serve.py", include_str!("serve.py"))?;
         Ok(Shapes(dir))
     }
 
-    /// The program and its arguments.
-    pub fn command(&self, shape: &Shape) -> Vec<OsString> {
+    /// How a shape is run.
+    pub fn invocation(&self, shape: &Shape) -> Invocation {
         let mut script = OsString::from("cd ");
         script.push(self.0.path());
         script.push(" && ");
         script.push(shape.script);
-        vec!["sh".into(), "-c".into(), script]
+        let mut argv = vec!["sh".into(), "-c".into(), script];
+        argv.extend(shape.server.iter().filter_map(Server::place).flat_map(|place| ["sh".into(), place.into()]));
+        let requests = shape.server.is_some().then(|| self.0.path().join(REQUESTS));
+        Invocation { argv, requests, ..Invocation::default() }
     }
 }
 
@@ -155,9 +211,29 @@ mod tests {
         assert_eq!(chosen(&["sort".into()]).unwrap()[0].name, "sort");
         assert!(chosen(&["nothing".into()]).unwrap_err().sentence.contains("make-j1, make-j2"));
         assert!(make_j4().is_make() && make_j4().name == "make-j4");
+        assert!(SHAPES.iter().all(|shape| super::super::EXAMPLES.contains(shape.name) || shape.is_make()));
         let dir = tempfile::tempdir().unwrap();
         let files = Shapes::make(dir.path()).unwrap();
-        assert_eq!(fs::read_dir(files.0.path()).unwrap().count(), SOURCES + 4);
+        assert_eq!(fs::read_dir(files.0.path()).unwrap().count(), SOURCES + 5);
+        let served = files.invocation(chosen(&["gunicorn".into()]).unwrap()[0]);
+        assert_eq!(served.requests.unwrap().parent(), Some(files.0.path()));
+        let sort = files.invocation(chosen(&["sort".into()]).unwrap()[0]);
+        assert!(sort.requests.is_none() && sort.argv.len() == 3);
         assert_ne!(source(1), source(2));
+    }
+
+    #[test]
+    fn what_is_not_installed_is_missing() {
+        let with = |commands| Shape {
+            server: Some(Server { commands, install: "apt-get install it" }),
+            ..plain("it", "serve \"$1\"")
+        };
+        assert_eq!(with(&["sh", "no-such-command"]).missing(), Some("apt-get install it"));
+        let sh = with(&["sh"]);
+        assert_eq!(sh.missing(), None);
+        let dir = tempfile::tempdir().unwrap();
+        let argv = Shapes::make(dir.path()).unwrap().invocation(&sh).argv;
+        assert!(argv.len() == 5 && Path::new(&argv[4]).join("sh").exists(), "{argv:?}");
+        assert_eq!(plain("none", "true").missing(), None);
     }
 }

@@ -157,10 +157,11 @@ complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_s
 complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from program" -l no-kernel -d 'Measure the program as it is and farpage only'
 complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from program" -l suite -d 'Measure the programs of the suite'
 complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from program" -s h -l help -d 'Print help (see more with \'--help\')'
-complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from tree" -l shape -d 'What to run [default: all]' -r
+complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from tree" -l shape -d 'What to run [default: all that is installed]' -r
 complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from tree" -l ram -d 'The kernel\'s memory limit' -r
 complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from tree" -l rounds -d 'How often everything is measured' -r
 complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from tree" -l dir -d 'Where files go' -r -F
+complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from tree" -l json -d 'Write the results as JSON (-: standard output, without the table)' -r -F
 complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from tree" -l no-kernel -d 'Measure the programs as they are and farpage only'
 complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from tree" -s h -l help -d 'Print help'
 function __farpage_program

@@ -79,8 +79,8 @@ fn rounds(
     let before = cpu_ticks();
     let directory = directory_in(&args.dir)?;
     program.prepare(directory.path())?;
-    let invocation =
-        Invocation { argv, directory: Some(directory.path().to_path_buf()), variables: VARIABLES, limit: None };
+    let directory_of = Some(directory.path().to_path_buf());
+    let invocation = Invocation { argv, directory: directory_of, variables: VARIABLES, ..Invocation::default() };
     // Twice, so that no side has to read the program's files from a disk.
     let first = plain(&invocation, meter)?;
     if !first.status.success() {

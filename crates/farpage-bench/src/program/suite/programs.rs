@@ -5,6 +5,7 @@
 //! memory that there seems to be (a limit of the cgroup's would be seen on one side only).
 
 use super::inputs;
+use crate::commands;
 use crate::failure::{Failure, OrCannot, Result};
 use std::ffi::OsString;
 use std::fs;
@@ -240,9 +241,7 @@ impl SuiteProgram {
 
 /// Whether `PATH` has a command.
 fn is_command(name: &str) -> bool {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let executable = |path: &Path| path.is_file() && rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_ok();
-    std::env::split_paths(&path).any(|directory| executable(&directory.join(name)))
+    commands::path().iter().any(|directory| commands::are_in(directory, &[name]))
 }
 
 /// The path of a Python that has these modules: its own, where `python` is a script that chooses one.

@@ -174,6 +174,7 @@ mod tests {
             managed: true,
             counted: Counted::default(),
             stopped: false,
+            requests: None,
         }
     }
 
