@@ -250,7 +250,7 @@ impl Tree {
         let members = self.members().into_iter().map(|m| {
             let mut object = json!({ "pid": m.pid.load(Relaxed), "kind": m.kind().name() });
             SIZES.iter().for_each(|(_, name, pages)| object[name] = bytes(pages(m)).into());
-            object["price_ns_per_s"] = m.price.load(Relaxed).into();
+            object["age_pages"] = self.segment.age_of(m).into();
             object["stalls"] = m.stalls.load(Relaxed).into();
             object
         });

@@ -2,7 +2,7 @@
 //!
 //! [`replay`] runs a trace through a [`Policy`] and counts. [`Ours`] is the engine's policy, the very code of
 //! [`crate::workingset`], and [`Run`] the same with all that `farpage run` does around it: readahead, and pages that
-//! leave in batches. Beside them are the ones that it has to stand up to: [`Fifo`], [`Clock`], exact [`Lru`],
+//! leave in batches, and [`Tree`] several of ours in one memory. Beside them are the ones that it has to stand up to: [`Fifo`], [`Clock`], exact [`Lru`],
 //! [`S3Fifo`] and Belady's [`Opt`], which knows the future. [`Synthetic`] makes the traces that the goals name.
 //!
 //! Called by `seed-bench sim` and by the tests of the policy. Pure, one thread, no locks.
@@ -15,6 +15,7 @@ mod run;
 mod synthetic;
 #[cfg(all(test, not(loom)))]
 mod tests;
+mod tree;
 
 pub use classic::{Clock, Fifo, Lru, S3Fifo};
 pub use opt::Opt;
@@ -22,6 +23,7 @@ pub use ours::{CachedLen, Ours};
 pub use random::{Random, Zipf, mix};
 pub use run::Run;
 pub use synthetic::Synthetic;
+pub use tree::{Division, Mix, Tree};
 
 use crate::lru::Links;
 use std::cell::Cell;

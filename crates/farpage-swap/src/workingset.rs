@@ -37,6 +37,7 @@
 //! Pure; the caller locks.
 
 mod ages;
+mod arrivals;
 mod next;
 mod page;
 
@@ -45,6 +46,7 @@ pub use next::in_runs;
 pub use page::{Pages, Rank, Shadow, Words};
 
 use crate::lru::{Links, List};
+use arrivals::Arrivals;
 
 /// Probation's share of the pages in memory: one in this many.
 const PROBATION_SHARE: u32 = 12;
@@ -87,19 +89,25 @@ pub const STAGE_PART: u32 = 16;
 const STAGE_MIN: u32 = 128;
 
 /// Pages on their way through memory.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Queue {
     mapped: List,
     cached: List,
+    arrivals: Arrivals,
 }
 
 impl Queue {
     const fn new() -> Queue {
-        Queue { mapped: List::new(), cached: List::new() }
+        Queue { mapped: List::new(), cached: List::new(), arrivals: Arrivals::new() }
     }
 
     fn len(&self) -> u32 {
         self.mapped.len() + self.cached.len()
+    }
+
+    /// `n` pages have come.
+    fn came(&mut self, n: u32, now: u32) {
+        self.arrivals.came(n, self.len(), now);
     }
 }
 
@@ -133,6 +141,8 @@ pub struct WorkingSet {
     probation: Queue,
     main: Queue,
     departures: u32,
+    /// See [`WorkingSet::tick`].
+    now: u32,
     /// Length of the cached lists in parts of the pages in memory.
     cached_parts: u32,
     /// It stays as it is.
@@ -164,6 +174,7 @@ impl WorkingSet {
             probation: Queue::new(),
             main: Queue::new(),
             departures: 0,
+            now: 0,
             cached_parts: CACHED_START,
             cached_is_held: false,
             credit: 0,
@@ -181,6 +192,18 @@ impl WorkingSet {
 
     fn pages(&self) -> u32 {
         self.probation.len() + self.main.len()
+    }
+
+    /// It is `now` by the clock of the tree: pages that have left the memory of any of its processes (it goes around).
+    pub fn tick(&mut self, now: u32) {
+        self.now = now;
+    }
+
+    /// When, by that clock, the page that leaves next was last seen in use, roughly.
+    pub fn next_seen(&self) -> u32 {
+        let cold = self.probation.len() > self.probation_share() || self.main.len() == 0;
+        let queue = if cold { &self.probation } else { &self.main };
+        queue.arrivals.of_oldest(queue.len())
     }
 
     /// Pages in memory and mapped.
@@ -257,13 +280,19 @@ impl WorkingSet {
 
     /// A page is mapped that was on no list.
     pub fn map(&mut self, links: &impl Links, n: u32, rank: Rank) {
-        self.queue(rank).mapped.push_front(links, n);
+        let now = self.now;
+        let queue = self.queue(rank);
+        queue.mapped.push_front(links, n);
+        queue.came(1, now);
     }
 
     /// Pages are mapped that were on no list, all at once: `batch` is in the order from young to old, and empty
     /// afterwards.
     pub fn map_all(&mut self, links: &impl Links, batch: &mut List, rank: Rank) {
-        self.queue(rank).mapped.splice_front(links, batch);
+        let (now, n) = (self.now, batch.len());
+        let queue = self.queue(rank);
+        queue.mapped.splice_front(links, batch);
+        queue.came(n, now);
     }
 
     /// As [`WorkingSet::map_all`], but they are the oldest: the next to be unmapped.
@@ -367,7 +396,7 @@ impl WorkingSet {
     /// The next page to leave is one of probation that is still mapped: a caller that goes on with
     /// [`WorkingSet::evict_one`] takes one of main in its place.
     pub fn is_behind(&self) -> bool {
-        let Queue { mapped, cached } = &self.probation;
+        let Queue { mapped, cached, .. } = &self.probation;
         cached.is_empty() && !mapped.is_empty() && self.probation.len() > self.probation_share()
     }
 

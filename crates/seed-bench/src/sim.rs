@@ -8,7 +8,9 @@ use farpage_bench::trace::{self, Trace};
 use farpage_ipc::conf::size;
 use farpage_swap::PAGE_SIZE;
 use farpage_swap::sim::{CachedLen, Clock, Counts, Fifo, Lru, Opt, Ours, Policy, Run, S3Fifo, Synthetic, replay};
+use farpage_swap::sim::{Division, Mix, Tree};
 use serde_json::{Value, json};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -17,6 +19,8 @@ Traces: what farpage run --trace FILE recorded (for memories that are not much s
     in), the output of valgrind --tool=lackey --trace-mem=yes (every access), and what --save wrote; each also \
     compressed with zstd. -: stdin.
 Workloads: zipf[:THETA], uniform, loop, scan (with a hot set), phases.
+Mixes (--mix NAME, or all): programs that share a memory. Policy tree gives each of them lists of its own, as \
+    the processes of a tree have, and parts an equal part of the memory; all others have one list.
 Policies: ours; run (ours with the readahead and the batches of farpage run: what that will read); lru, \
     clock, fifo, s3fifo, opt (knows the future). All but the first two and fifo see every access, or an accessed \
     bit.
@@ -27,6 +31,7 @@ Columns: reads are misses on pages that had been thrown out; first touches are t
 
 Examples:
   seed-bench sim --synthetic zipf:0.99
+  seed-bench sim --mix all --policy tree --policy parts --policy ours
   seed-bench sim --trace tests/traces/sort.trace.zst --ram 25%
   valgrind --tool=lackey --trace-mem=yes --log-fd=1 PROGRAM >program.trace
   seed-bench sim --trace program.trace --save program.trace.zst
@@ -42,6 +47,9 @@ pub struct SimArgs {
     /// A trace by rule; may be repeated
     #[arg(long, value_name = "WORKLOAD")]
     synthetic: Vec<String>,
+    /// A mix of programs, or all of them; may be repeated
+    #[arg(long, value_name = "NAME")]
+    mix: Vec<String>,
     /// Memory, or a share of the trace's pages; may be repeated [default: 50%, 25% and 12.5%]
     #[arg(long, value_name = "SIZE|N%")]
     ram: Vec<String>,
@@ -68,7 +76,13 @@ pub struct SimArgs {
     json: Option<PathBuf>,
 }
 
-const POLICIES: [&str; 7] = ["ours", "run", "lru", "clock", "fifo", "s3fifo", "opt"];
+const POLICIES: [&str; 9] = ["ours", "run", "lru", "clock", "fifo", "s3fifo", "opt", "tree", "parts"];
+
+/// A trace, and the pages of each program in it, where it is a mix.
+struct Workload {
+    trace: Trace,
+    members: Vec<Range<u32>>,
+}
 
 /// One policy on one trace in one memory.
 struct Row {
@@ -91,29 +105,30 @@ pub fn main(args: &SimArgs) -> Result<ExitCode> {
     let synthetic = |text: &String| {
         let kind = Synthetic::parse(text).map_err(|e| Failure::usage(format!("--synthetic: {e}")))?;
         progress::step(format_args!("making {text}"));
-        Ok(Trace::synthetic(text, kind.trace(args.pages, args.accesses, args.seed)))
+        let trace = Trace::synthetic(text, kind.trace(args.pages, args.accesses, args.seed));
+        Ok(Workload { trace, members: Vec::new() })
     };
     let read = |path: &PathBuf| {
         progress::step(format_args!("reading {}", path.display()));
-        trace::read(path)
+        trace::read(path).map(|trace| Workload { trace, members: Vec::new() })
     };
     // Wrong names are found before long traces are read.
-    let made: Vec<Trace> = args.synthetic.iter().map(synthetic).collect::<Result<_>>()?;
-    let read: Vec<Trace> = args.trace.iter().map(read).collect::<Result<_>>()?;
-    let traces: Vec<Trace> = made.into_iter().chain(read).collect();
+    let mixes = mixes(args)?;
+    let made: Vec<Workload> = args.synthetic.iter().map(synthetic).collect::<Result<_>>()?;
+    let read: Vec<Workload> = args.trace.iter().map(read).collect::<Result<_>>()?;
+    let traces: Vec<Workload> = made.into_iter().chain(mixes).chain(read).collect();
     if traces.is_empty() {
-        return Err(
-            Failure::usage("nothing to simulate").help("name a trace with --trace FILE or --synthetic WORKLOAD")
-        );
+        return Err(Failure::usage("nothing to simulate")
+            .help("name a trace with --trace FILE, --synthetic WORKLOAD or --mix NAME"));
     }
     if let Some(path) = &args.save {
         let [trace] = &traces[..] else { return Err(Failure::usage("--save: exactly one trace can be saved")) };
-        trace.save(path)?;
+        trace.trace.save(path)?;
         return Ok(ExitCode::SUCCESS);
     }
     let mut rows = Vec::new();
     for trace in &traces {
-        for ram in sizes(args, trace.pages)? {
+        for ram in sizes(args, trace.trace.pages)? {
             rows.extend(run(args, trace, ram));
         }
     }
@@ -134,7 +149,23 @@ fn sizes(args: &SimArgs, pages: u32) -> Result<Vec<u32>> {
     args.ram.iter().map(size).collect()
 }
 
-fn run(args: &SimArgs, trace: &Trace, ram: u32) -> Vec<Row> {
+/// The mixes that are named.
+fn mixes(args: &SimArgs) -> Result<Vec<Workload>> {
+    let all = Mix::all();
+    if let Some(name) = args.mix.iter().find(|name| *name != "all" && all.iter().all(|mix| mix.name != **name)) {
+        let known: Vec<&str> = all.iter().map(|mix| mix.name).collect();
+        return Err(Failure::usage(format!("--mix: {name} is none of all, {}", known.join(", "))));
+    }
+    let wanted = |mix: &Mix| args.mix.iter().any(|name| name == "all" || name == mix.name);
+    let workload = |mix: Mix| {
+        progress::step(format_args!("making {}", mix.name));
+        let (accesses, members) = mix.trace(args.accesses, args.seed);
+        Workload { trace: Trace::synthetic(mix.name, accesses), members }
+    };
+    Ok(all.into_iter().filter(wanted).map(workload).collect())
+}
+
+fn run(args: &SimArgs, Workload { trace, members }: &Workload, ram: u32) -> Vec<Row> {
     let stage = args.stage.map_or(CachedLen::Adaptive, CachedLen::Fixed);
     let counts = |name: &str| {
         progress::step(format_args!("{}, {ram} of {} pages: {name}", trace.name, trace.pages));
@@ -145,12 +176,17 @@ fn run(args: &SimArgs, trace: &Trace, ram: u32) -> Vec<Row> {
             "clock" => Box::new(Clock::new(ram, trace.pages)),
             "fifo" => Box::new(Fifo::new(ram, trace.pages)),
             "s3fifo" => Box::new(S3Fifo::new(ram, trace.pages)),
+            "tree" => Box::new(Tree::new(ram, members, Division::Ages)),
+            "parts" => Box::new(Tree::new(ram, members, Division::Equal)),
             _ => Box::new(Opt::new(ram, &trace.accesses, trace.pages)),
         };
         replay(&mut *policy, &trace.accesses, trace.pages)
     };
     let (lru, opt) = (counts("lru"), counts("opt"));
-    let wanted = |name: &&&str| args.policy.is_empty() || args.policy.iter().any(|p| p == **name);
+    let wanted = |name: &&&str| {
+        let fits = !members.is_empty() || !matches!(**name, "tree" | "parts");
+        fits && (args.policy.is_empty() || args.policy.iter().any(|p| p == **name))
+    };
     let row = |name: &&'static str| {
         let counts = match *name {
             "lru" => lru,

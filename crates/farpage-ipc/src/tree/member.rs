@@ -121,8 +121,8 @@ pub struct Member {
     pub floor: ClampedPages,
     /// What it was refused, while it still wants it.
     pub wants: ClampedPages,
-    /// What a page less would cost it, in nanoseconds a second.
-    pub price: AtomicU64,
+    /// When the page that it would give next was last seen in use, by the tree's clock ([`super::Segment::departed`]).
+    pub seen: AtomicU64,
     /// When it last looked, or will look again if it is idle, microseconds.
     pub looked_us: AtomicU64,
     /// Pages that it needs to get on, while it reads pages again that it had before; else 0.
@@ -168,7 +168,7 @@ impl Member {
         self.kind.store(kind as u32, SeqCst);
     }
 
-    /// Its engine looks, so that what it wants and needs is true.
+    /// Its engine looks, so that what it wants is true.
     pub fn is_looking(&self, now_us: u64) -> bool {
         let has_engine = matches!(self.kind(), MemberKind::Watched | MemberKind::Managed);
         has_engine && now_us.saturating_sub(self.looked_us.load(Relaxed)) < ABSENT_US
@@ -181,11 +181,11 @@ impl Member {
         self.set_kind(MemberKind::Stranger);
     }
 
-    /// It wants and needs nothing, and has nothing in files.
+    /// It wants nothing, and has nothing in files.
     fn says_nothing(&self) {
         [&self.wants, &self.need].iter().for_each(|number| number.store(0));
-        [&self.price, &self.for_child_until_us].iter().for_each(|number| number.store(0, Relaxed));
         self.held.store(0, Relaxed);
+        [&self.seen, &self.for_child_until_us].iter().for_each(|number| number.store(0, Relaxed));
         self.files.iter().for_each(|slots| slots.store(0));
     }
 

@@ -57,7 +57,7 @@ pub const ENV_TREE_FD: &str = "FARPAGE_TREE_FD";
 /// As `/proc/PID/fd` shows it.
 pub const SEGMENT_NAME: &str = "farpage-tree";
 /// The first word of a segment, with its layout's version.
-const MAGIC: u64 = u64::from_le_bytes(*b"farpagT3");
+const MAGIC: u64 = u64::from_le_bytes(*b"farpagT4");
 /// Processes of a tree that can be members at the same time.
 pub const MEMBERS: usize = 1024;
 /// What a forked child of a process with managed memory takes for itself at first, pages.
@@ -82,6 +82,8 @@ pub struct Header {
     swept_us: AtomicU64,
     /// The largest sum that was seen.
     pub peak: ClampedPages,
+    /// Pages that have left the memory of any member: the clock by which all say how old theirs are.
+    departures: AtomicU64,
     /// How often a member got less than it wanted, and how often one gave.
     pub refused: AtomicU64,
     /// See [`Header::refused`].
@@ -126,6 +128,10 @@ static MINE: AtomicU32 = AtomicU32::new(0);
 /// The process that has that place: a child that shares this memory (`vfork`) has none.
 static HOME: AtomicU32 = AtomicU32::new(0);
 
+/// The tree's clock begins here, so that a member that uses nothing of what it has (its pages were last seen at 0) is
+/// older than any other.
+const CLOCK_BEGIN: u64 = 1 << 32;
+
 /// A tree without a budget for all.
 pub const UNLIMITED: u64 = 1 << 50;
 
@@ -143,6 +149,7 @@ pub fn create(bytes: u64, each: Option<u64>) -> Result<OwnedFd, Errno> {
     segment.header.each.store(each.unwrap_or(UNLIMITED) / PAGE_SIZE as u64);
     segment.set_budget(bytes);
     segment.header.maker.store(std::process::id(), Relaxed);
+    segment.header.departures.store(CLOCK_BEGIN, Relaxed);
     segment.header.magic.store(MAGIC, SeqCst);
     Ok(fd)
 }
@@ -405,6 +412,16 @@ impl Segment {
         let granted = end.saturating_sub(all.saturating_sub(most)).max(had.min(end));
         slots.store(granted);
         granted
+    }
+
+    /// `pages` have left the memory of this process: the tree's clock, which counts what has left any member.
+    pub fn departed(&self, pages: u64) -> u64 {
+        self.header.departures.fetch_add(pages, Relaxed).wrapping_add(pages)
+    }
+
+    /// How many pages have left since the page that this member would give next was last seen in use.
+    pub fn age_of(&self, member: &Member) -> u64 {
+        self.header.departures.load(Relaxed).saturating_sub(member.seen.load(Relaxed))
     }
 
     /// Pages that no member claims.

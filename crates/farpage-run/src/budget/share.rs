@@ -5,9 +5,12 @@
 //!
 //! 1. *Ask.* A process that comes near to what it is promised claims a step more. If there is not as much, it says what
 //!    it wants.
-//! 2. *Give.* While more is wanted than there is, the one to which memory is worth least ([`Price`]) steers at a step
-//!    less, and gives back as its pages leave. All read the same prices, so all know which that is.
-//! 3. *Be honest.* The claim is never less than what the process has.
+//! 2. *Give.* While more is wanted than there is, the member with the oldest pages steers at a step less, and gives back
+//!    as they leave. The *age* of a member is that of the page that it would give next: how many pages have left the
+//!    memory of any member since that page was last seen in use. So pages leave in about the order that one list of all
+//!    pages of the tree would have, and what a sleeping process has goes before what a busy one uses. All read the same
+//!    ages, so all know which member gives.
+//! 3. *Claim what it has.* The claim is never less than that.
 //!
 //! Where no division helps, there are [time slices](super::time_slices). A budget that is made smaller is more wanted
 //! than there is. A member that is stopped does not look, and is not asked.
@@ -24,10 +27,9 @@ use crate::shared::budget::Budget;
 use crate::shared::state::Engine;
 use farpage_base::mem::lock::lock;
 use farpage_base::sys::clock::now_us;
-use farpage_base::sys::futex;
 use farpage_ipc::tree::{self, Member, MemberKind, Segment, strangers};
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The least that a process whose memory can be managed is left with, pages: what its engine (about 1 MiB: heap 0.4,
 /// frames and stacks 0.3, page table and the pool's smallest parts 0.2) and a few pages of all that it uses take.
@@ -40,14 +42,8 @@ const STEP_PART: i64 = 8;
 const STEP_MIN: i64 = 64;
 /// ... or this part of what is not claimed.
 const FREE_PART: i64 = 4;
-/// Memory goes to a process to which it is worth more by so many eighths.
-const MARGIN_EIGHTHS: u64 = 10;
-/// What a page that is needed again costs, ns.
-const REFAULT_NS: u64 = 30_000;
-/// What a page costs that leaves and comes back, ns.
-const ROUND_TRIP_NS: u64 = 105_000;
-/// Prices are worked out so often, microseconds.
-const PRICE_US: u64 = 20_000;
+/// A member gives what it uses a step at a time, so often: by then its age says what it has left. Microseconds.
+const STEP_US: u64 = 20_000;
 
 /// A process that has had no fault for so long is idle, microseconds.
 const BUSY_US: u64 = 200_000;
@@ -55,14 +51,6 @@ const BUSY_US: u64 = 200_000;
 /// A process that is watched keeps so many times what it has: it claimed what it could fill, and then it is seen what
 /// it does fill.
 const WATCHED_TIMES: i64 = 2;
-
-/// How long a fault waits for memory that another gives, before pages of its own process go...
-const GIFT_WAIT_MAX: Duration = Duration::from_millis(2);
-/// ... and between two looks.
-const GIFT_LOOK_NS: u64 = 100_000;
-
-/// The price of a holder's memory: more than any other's.
-const HOLDER_PRICE: u64 = 1 << 50;
 
 fn step(pages: i64) -> i64 {
     (pages / STEP_PART).max(STEP_MIN)
@@ -81,36 +69,31 @@ pub(crate) struct TreeSnapshot<'a> {
     giving: i64,
     /// What the others want.
     wanted: u64,
-    /// The price of the one that wants most urgently; `None`: none wants anything.
-    highest_want: Option<u64>,
-    /// The one to which memory is worth least, of all that can give.
-    pub(crate) cheapest: Option<&'a Member>,
+    /// The least age of a member that wants something; `None`: none does.
+    youngest_want: Option<u64>,
+    /// The member of the greatest age that can give, and that age.
+    pub(crate) oldest: Option<(&'a Member, u64)>,
 }
 
 impl<'a> TreeSnapshot<'a> {
     pub(crate) fn of(mine: &Member, segment: &'a Segment) -> TreeSnapshot<'a> {
         let now = now_us();
-        let mut said = TreeSnapshot { giving: 0, wanted: 0, highest_want: None, cheapest: None };
-        let mut least = u64::MAX;
+        let mut said = TreeSnapshot { giving: 0, wanted: 0, youngest_want: None, oldest: None };
         for m in segment.living() {
             if m.is_looking(now) {
                 said.giving += m.claim.held().saturating_sub(m.target.load()) as i64;
             }
-            let (wants, price) = (m.wants.load(), m.price.load(Relaxed));
+            let (wants, age) = (m.wants.load(), segment.age_of(m));
             if wants > 0 && !std::ptr::eq(m, mine) && m.is_looking(now) {
                 said.wanted = said.wanted.saturating_add(wants);
-                said.highest_want = said.highest_want.max(Some(price));
+                said.youngest_want = Some(said.youngest_want.map_or(age, |other| other.min(age)));
             }
-            if (said.cheapest.is_none() || price < least) && can_give(m, now) {
-                (said.cheapest, least) = (Some(m), price);
+            if said.oldest.is_none_or(|(_, other)| age > other) && can_give(m, now) {
+                said.oldest = Some((m, age));
             }
         }
         said
     }
-}
-
-fn is_worth_more(price: u64, than: u64) -> bool {
-    price.saturating_mul(8) > than.saturating_mul(MARGIN_EIGHTHS)
 }
 
 /// Asks for `want` pages more, at most up to `most` in all; how many there are more. The monitor, the pager.
@@ -122,7 +105,7 @@ pub(crate) fn ask(segment: &Segment, mine: &Member, budget: &Budget, want: i64, 
         return 0;
     }
     let said = TreeSnapshot::of(mine, segment);
-    let first = said.highest_want.is_none_or(|price| !is_worth_more(price, mine.price.load(Relaxed)));
+    let first = said.youngest_want.is_none_or(|other| segment.age_of(mine) <= other);
     let held = lock(&budget.share);
     let got = if first { segment.grow(mine, want as u64) as i64 } else { 0 };
     if got > 0 {
@@ -133,7 +116,7 @@ pub(crate) fn ask(segment: &Segment, mine: &Member, budget: &Budget, want: i64, 
     mine.wants.store((want - got) as u64);
     if got < want {
         segment.header.refused.fetch_add(1, Relaxed);
-        said.cheapest.filter(|other| !std::ptr::eq(*other, mine)).into_iter().for_each(Member::ring);
+        said.oldest.filter(|(other, _)| !std::ptr::eq(*other, mine)).into_iter().for_each(|(other, _)| other.ring());
     }
     got
 }
@@ -149,38 +132,6 @@ fn asks(e: &Engine, segment: &Segment, mine: &Member) -> bool {
     ask(segment, mine, &e.budget, step(e.budget.promised()), e.most_pages()) > 0
 }
 
-/// What this process wants, another will give to which it is worth less: its own pages can stay. The pager.
-pub(crate) fn grant_pending(e: &Engine) -> bool {
-    let (Some(segment), Some(mine)) = (tree::segment(), tree::place()) else { return false };
-    if mine.wants.load() == 0
-        || mine.claim.held() > mine.target.load()
-        || now_us() < e.budget.grant_backoff_us.load(Relaxed)
-    {
-        return false;
-    }
-    let (said, price) = (TreeSnapshot::of(mine, segment), mine.price.load(Relaxed));
-    let gives = |m: &Member| !std::ptr::eq(m, mine) && is_worth_more(price, m.price.load(Relaxed));
-    let comes = said.giving > 0 || said.cheapest.is_some_and(gives);
-    comes && said.highest_want.is_none_or(|other| other <= price)
-}
-
-/// Waits for that, a moment, and asks for it. Whether there is more now.
-pub(crate) fn wait_for_grant(e: &Engine) -> bool {
-    let (Some(segment), Some(mine)) = (tree::segment(), tree::place()) else { return false };
-    let since = Instant::now();
-    while grant_pending(e) {
-        if since.elapsed() > GIFT_WAIT_MAX {
-            e.budget.grant_backoff_us.store(now_us() + PRICE_US, Relaxed);
-            return false;
-        }
-        futex::wait(&e.wakeups.never, 0, Some(GIFT_LOOK_NS));
-        if asks(e, segment, mine) {
-            return true;
-        }
-    }
-    false
-}
-
 /// Whether this process waits for others ([`super::time_slices`]).
 pub(crate) fn is_held() -> bool {
     tree::place().is_some_and(|mine| mine.held.load(Relaxed) != 0)
@@ -193,6 +144,8 @@ pub(crate) struct TreeLook {
     pub used: i64,
     /// Faults that read a device so far.
     pub major: u64,
+    /// When the page that it would give next was last seen in use ([`TreeShare::depart`]; it goes around).
+    pub next_seen: u32,
     /// All faults so far.
     pub faults: u64,
     /// Memory is managed.
@@ -208,65 +161,21 @@ pub(crate) struct TreeLook {
 pub(crate) struct TreeShare {
     pub(crate) segment: &'static Segment,
     pub(crate) mine: &'static Member,
-    price: Price,
-    /// It has given since its price was worked out.
-    gave: bool,
+    /// As of the last look: faults, pages, and pages that had left.
+    faults: u64,
+    used: i64,
+    departed: u64,
+    /// The tree's clock then, and when the process was last seen to be busy.
+    clock: u64,
+    busy_at: u64,
+    /// The last fault or growth.
+    busy_us: u64,
+    /// When it gave something that it uses.
+    gave_us: u64,
     slices: TimeSlices,
     park: Park,
     /// What is out is to come in.
     pub(crate) unparks: bool,
-}
-
-/// What a page less would cost a process, in ns a second: pages that it needs again now, shared out over all that it
-/// has; and what it would pay if it needed one again only now, after it has been without any fault for so long. A young
-/// process is not idle, so for it that is its age. What it has and does not use costs nothing.
-#[derive(Debug)]
-struct Price {
-    since_us: u64,
-    /// Last fault or growth.
-    busy_us: u64,
-    begun_us: u64,
-    last: (u64, u64, i64),
-    /// Refaults a second, a mean.
-    rate: u64,
-}
-
-/// What a page would cost that is needed again only now, after so many microseconds.
-fn idle_price(quiet_us: u64) -> u64 {
-    ROUND_TRIP_NS * 1_000_000 / quiet_us.max(10_000)
-}
-
-impl Price {
-    fn new(now: u64) -> Price {
-        Price { since_us: now, busy_us: now, begun_us: now, last: (0, 0, 0), rate: 0 }
-    }
-
-    /// The price now; `None`: it was worked out a moment ago.
-    fn next(&mut self, seen: &TreeLook, surplus: bool, now: u64) -> Option<u64> {
-        let us = now.saturating_sub(self.since_us);
-        if us < PRICE_US {
-            return None;
-        }
-        let (major, faults, used) = self.last;
-        let refaults = seen.major.saturating_sub(major) * 1_000_000 / us;
-        self.rate = (3 * self.rate + refaults) / 4;
-        // What is managed grows by faults; while pages leave, the pool grows before they are gone.
-        let busy = seen.faults != faults || !seen.managed && seen.used > used;
-        if busy {
-            self.busy_us = now;
-        }
-        (self.since_us, self.last) = (now, (seen.major, seen.faults, seen.used));
-        if surplus {
-            return Some(0);
-        }
-        let quiet = now - if busy { self.begun_us } else { self.busy_us };
-        Some(self.rate * REFAULT_NS / seen.used.max(STEP_MIN) as u64 + idle_price(quiet))
-    }
-
-    /// Something has happened lately. An idle process needs no room.
-    fn is_busy(&self, now: u64) -> bool {
-        now.saturating_sub(self.busy_us) < BUSY_US
-    }
 }
 
 impl TreeShare {
@@ -274,11 +183,38 @@ impl TreeShare {
         TreeShare {
             segment,
             mine,
-            price: Price::new(now_us()),
-            gave: false,
+            faults: 0,
+            used: 0,
+            departed: 0,
+            clock: segment.departed(0),
+            busy_at: segment.departed(0),
+            busy_us: now_us(),
+            gave_us: 0,
             slices: TimeSlices::default(),
             park: Park::default(),
             unparks: false,
+        }
+    }
+
+    /// So many pages have left the memory of this process so far. The clock of the tree: what has left any of its
+    /// processes.
+    pub(crate) fn depart(&mut self, pages: u64) -> u64 {
+        let before = std::mem::replace(&mut self.departed, pages);
+        self.clock = self.segment.departed(pages.saturating_sub(before));
+        self.clock
+    }
+
+    /// When the page that goes next was last seen in use, by that clock.
+    fn seen(&mut self, look: &TreeLook, surplus: bool, now: u64) -> u64 {
+        // What is managed grows by faults; while pages leave, the pool grows before they are gone.
+        if look.faults != self.faults || !look.managed && look.used > self.used {
+            (self.busy_at, self.busy_us) = (self.clock, now);
+        }
+        (self.faults, self.used) = (look.faults, look.used);
+        match (surplus, look.managed) {
+            (true, _) => 0, // what is not used at all
+            (false, true) => self.clock.saturating_sub(u64::from((self.clock as u32).wrapping_sub(look.next_seen))),
+            (false, false) => self.busy_at,
         }
     }
 
@@ -303,7 +239,7 @@ impl TreeShare {
                 Parking::Parked => {
                     self.sync_claim(budget, seen.used);
                     mine.wants.store(0);
-                    mine.price.store(0, Relaxed);
+                    mine.seen.store(0, Relaxed);
                     return seen.used > budget.promised() + STEP_MIN;
                 }
                 Parking::Back => self.unparks = true,
@@ -318,37 +254,31 @@ impl TreeShare {
         }
         let unused = budget.promised() - seen.used;
         let surplus = unused > 2 * budget.headroom() + step(budget.promised());
-        if let Some(price) = self.price.next(&seen, surplus, now) {
-            let all = seen.used.max(0) as u64 + mine.swapped.load();
-            let slice = self.slices.look(self.segment, mine, self.price.rate, self.price.busy_us == now, all, now);
-            let price = match slice {
-                TimeSlice::Free => price,
-                TimeSlice::Holds => HOLDER_PRICE,
-                TimeSlice::Held => 0,
-            };
-            mine.price.store(price, Relaxed);
-            self.gave = false;
-        }
+        let next_seen = self.seen(&seen, surplus, now);
+        let all = seen.used.max(0) as u64 + mine.swapped.load();
+        let next_seen = match self.slices.look(self.segment, mine, seen.major, self.busy_us, all, now) {
+            TimeSlice::Free => next_seen,
+            TimeSlice::Holds => self.clock,
+            TimeSlice::Held => 0,
+        };
+        mine.seen.store(next_seen, Relaxed);
         let missing = 2 * budget.headroom() - budget.room();
-        if seen.managed && missing > 0 && self.price.is_busy(now) {
+        if seen.managed && missing > 0 && now.saturating_sub(self.busy_us) < BUSY_US {
             ask(self.segment, mine, budget, step(budget.promised()).max(missing), seen.most);
         } else if seen.managed {
             mine.wants.store(0);
         }
-        self.give(budget, &seen, floor)
+        self.give(budget, &seen, floor, now)
     }
 
     /// More is claimed than there is, and not all have given what they can.
     pub(crate) fn has_donor(&self) -> bool {
-        self.segment.claimed() > self.segment.budget() && TreeSnapshot::of(self.mine, self.segment).cheapest.is_some()
+        self.segment.claimed() > self.segment.budget() && TreeSnapshot::of(self.mine, self.segment).oldest.is_some()
     }
 
     /// The process is idle. How long until the next look: `pause`, but a process has to look after strangers. Others
     /// can wake it ([`Member::ring`]).
     pub(crate) fn rests(&self, pause: Duration) -> Duration {
-        if self.mine.price.load(Relaxed) > 0 {
-            self.mine.price.store(idle_price(now_us().saturating_sub(self.price.busy_us)), Relaxed);
-        }
         let pause = if strangers::are_left_to(self.segment, self.mine) { strangers::LOOK } else { pause };
         self.mine.looked_us.store(now_us() + pause.as_micros() as u64, Relaxed);
         pause
@@ -373,10 +303,10 @@ impl TreeShare {
         self.mine.target.store(budget.promised().max(0) as u64);
     }
 
-    fn give(&mut self, budget: &Budget, seen: &TreeLook, floor: i64) -> bool {
+    fn give(&mut self, budget: &Budget, seen: &TreeLook, floor: i64, now: u64) -> bool {
         let promised = budget.promised();
         let segment = self.segment;
-        let price = self.mine.price.load(Relaxed);
+        let age = segment.age_of(self.mine);
         if seen.used > promised + STEP_MIN {
             return true; // what was given last has yet to leave
         }
@@ -384,19 +314,19 @@ impl TreeShare {
         // What is already being given is on its way.
         let over = segment.claimed() as i64 - segment.budget() as i64 - said.giving;
         let demand = over + said.wanted.min(segment.budget()) as i64;
-        let is_mine = said.cheapest.is_some_and(|m| std::ptr::eq(m, self.mine));
+        let is_mine = said.oldest.is_some_and(|(m, _)| std::ptr::eq(m, self.mine));
         if demand <= 0 || !is_mine {
             // It may be idle.
-            said.cheapest.filter(|_| over > 0).into_iter().for_each(Member::ring);
+            said.oldest.filter(|_| over > 0).into_iter().for_each(|(m, _)| m.ring());
             return false;
         }
-        if over <= 0 && !said.highest_want.is_some_and(|other| is_worth_more(other, price)) {
+        if over <= 0 && !said.youngest_want.is_some_and(|other| age > other) {
             return false;
         }
         // What is not used goes at once. What was given last may have been worth more than it seemed: it is found out
         // before more goes.
         let spare = promised - seen.used - budget.headroom();
-        let most = if self.gave && price > 0 { 0 } else { step(promised) };
+        let most = if now.saturating_sub(self.gave_us) < STEP_US { 0 } else { step(promised) };
         let less = demand.min(most.max(spare)).min(promised - floor);
         if less <= 0 {
             return false;
@@ -406,7 +336,9 @@ impl TreeShare {
             budget.promise(budget.promised() - less);
         }
         self.sync_claim(budget, seen.used);
-        self.gave |= less > spare;
+        if less > spare {
+            self.gave_us = now;
+        }
         segment.header.gives.fetch_add(1, Relaxed);
         true
     }

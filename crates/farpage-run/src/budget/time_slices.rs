@@ -5,7 +5,8 @@
 //! so does one that grows beside such a process and gets no more. Of the processes that contend, as many *hold* as fit
 //! with all that they have, in memory or swapped out, the longest waiting first, and at least one. The others are held:
 //! their faults are answered, but late ([`LATE`]). So a process that has a lock or a pipe that a holder waits for goes
-//! on; none is stopped. The memory of held processes costs nothing meanwhile, that of holders is dear.
+//! on; none is stopped. Meanwhile the pages of held processes count as old as can be, and those of holders as just used
+//! ([`super::share`]).
 //!
 //! A holder that no longer contends, because it ends or waits, makes room at once. Else its slice ends when others have
 //! waited for many times what it takes to bring in what it needs, or so long that the last of them would wait for
@@ -33,13 +34,16 @@ const SLICE: u64 = 20;
 const HELD_MAX_US: u64 = 2_000_000;
 /// ... unless slices would be shorter than this: then memory would only move. Microseconds.
 const SLICE_MIN_US: u64 = 100_000;
+/// It is decided so often, microseconds.
+const EVERY_US: u64 = 20_000;
 /// A process that contended goes on to do so for a while, microseconds: one that is held reads little.
 const STAYS_US: u64 = 300_000;
 
 /// What becomes of a member.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum TimeSlice {
     /// No other is held on its account.
+    #[default]
     Free,
     /// Others wait for it.
     Holds,
@@ -53,6 +57,12 @@ pub(crate) struct TimeSlices {
     contended_us: u64,
     /// Since when others wait for it.
     holds_since: Option<u64>,
+    /// What was decided last, and when; faults that had read a device by then.
+    slice: TimeSlice,
+    decided_us: u64,
+    refaults: u64,
+    /// Such faults a second, a mean.
+    rate: u64,
 }
 
 /// How long a slice is for a process that needs so many pages, with so many slices of others before its next one,
@@ -62,16 +72,30 @@ fn slice_us(need: u64, others: u64) -> u64 {
 }
 
 impl TimeSlices {
-    /// A look: `refaults` a second, faults waiting or not, and all pages that the process has, in memory or out.
+    /// A look: faults so far that read a device, when the process was last busy, and all pages that it has, in memory
+    /// or out.
     pub(crate) fn look(
         &mut self,
         segment: &Segment,
         mine: &Member,
         refaults: u64,
-        busy: bool,
+        busy_us: u64,
         all: u64,
         now: u64,
     ) -> TimeSlice {
+        let us = now.saturating_sub(self.decided_us);
+        if us >= EVERY_US {
+            let rate = refaults.saturating_sub(self.refaults) * 1_000_000 / us;
+            self.rate = (3 * self.rate + rate) / 4;
+            let busy = busy_us > self.decided_us;
+            (self.decided_us, self.refaults) = (now, refaults);
+            self.slice = self.decide(segment, mine, self.rate, busy, all, now);
+        }
+        self.slice
+    }
+
+    /// `refaults` a second; busy since the last decision or not.
+    fn decide(&mut self, segment: &Segment, mine: &Member, refaults: u64, busy: bool, all: u64, now: u64) -> TimeSlice {
         let wants = mine.wants.load() > 0 && others_contend(segment, mine, now);
         if refaults > CONTENDS || busy && (wants || mine.held.load(Relaxed) != 0) {
             self.contended_us = now;
@@ -162,9 +186,9 @@ mod tests {
     fn looks(segment: &Segment, all: &mut [Process], refaults: u64, need: u64, now: u64) -> Vec<TimeSlice> {
         // Twice: what others say at this look is known at the next.
         for p in all.iter_mut() {
-            p.slices.look(segment, p.mine, refaults, true, need, now);
+            p.slices.decide(segment, p.mine, refaults, true, need, now);
         }
-        all.iter_mut().map(|p| p.slices.look(segment, p.mine, refaults, true, need, now)).collect()
+        all.iter_mut().map(|p| p.slices.decide(segment, p.mine, refaults, true, need, now)).collect()
     }
 
     #[test]
@@ -193,7 +217,7 @@ mod tests {
         for now in (1_000 * MS..31_000 * MS).step_by(20_000) {
             for (i, p) in all.iter_mut().enumerate() {
                 let busy = contends(i, now);
-                let slice = p.slices.look(segment, p.mine, if busy { 10_000 } else { 0 }, busy, need, now);
+                let slice = p.slices.decide(segment, p.mine, if busy { 10_000 } else { 0 }, busy, need, now);
                 since[i] = if slice == TimeSlice::Held { since[i].or(Some(now)) } else { None };
                 longest = longest.max(now - since[i].unwrap_or(now));
             }
@@ -232,7 +256,7 @@ mod tests {
         // The holder ends: the other one goes on.
         all[1].mine.claim.leave();
         let mine = all[0].mine;
-        let rest = all[0].slices.look(segment, mine, 0, true, 15_000, now);
+        let rest = all[0].slices.decide(segment, mine, 0, true, 15_000, now);
         assert_eq!(rest, TimeSlice::Free);
     }
 }

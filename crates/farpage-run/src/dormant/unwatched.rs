@@ -4,7 +4,7 @@
 //! Callers: program threads; forked children. No locks.
 
 use crate::budget::share::TreeSnapshot;
-use farpage_ipc::tree::{self, Member, MemberKind, Segment, strangers};
+use farpage_ipc::tree::{self, MemberKind, Segment, strangers};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// What a process may always claim, however full the tree is: about what an engine takes.
@@ -50,7 +50,7 @@ pub(crate) fn hold(pages: u64) -> bool {
         mine.claim.add(want);
         if pages > SMALL && segment.claimed() > segment.budget() {
             // All that could make room may be idle.
-            TreeSnapshot::of(mine, segment).cheapest.into_iter().for_each(Member::ring);
+            TreeSnapshot::of(mine, segment).oldest.into_iter().for_each(|(m, _)| m.ring());
         }
         return true;
     }

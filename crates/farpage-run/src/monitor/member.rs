@@ -6,6 +6,7 @@ use crate::budget::shared_pages::{SharedPages, pages};
 use crate::dormant::unwatched;
 use crate::shared::state::Engine;
 use crate::shared::warn_once::{self, WarningKind, warn_once_in_tree};
+use farpage_base::mem::lock::lock;
 use farpage_base::sys::proc::{Proc, threads};
 use farpage_base::sys::raw::gettid;
 use farpage_base::sys::robust;
@@ -58,9 +59,16 @@ impl Membership {
         tree.mine.shared.store(e.budget.shared().max(0) as u64);
         tree.mine.stalls.store(load(&e.stat.allocstall), Relaxed);
         tree.segment.header.sums.add(e.stat);
+        let clock = tree.depart(load(&e.stat.pgsteal_anon)) as u32;
+        let next_seen = {
+            let mut lru = lock(&e.lru);
+            lru.tick(clock);
+            lru.next_seen()
+        };
         let seen = TreeLook {
             used: used.max(e.budget.total()),
             major: load(&e.stat.pgmajfault),
+            next_seen,
             faults: load(&e.stat.pgfault),
             managed: e.is_active(),
             most: e.most_pages(),

@@ -101,9 +101,6 @@ impl Reclaim {
         if !e.budget.pressure() || share::asks_for_more(e) && !e.budget.pressure() {
             return false;
         }
-        if e.budget.over_limit() == 0 && share::grant_pending(e) {
-            return false;
-        }
         if e.wakeups.slots_wanted.load(Relaxed) {
             self.reclaim_slots(cx);
         }
@@ -145,7 +142,7 @@ impl Reclaim {
     /// False: it is at stake, or nothing can be reclaimed, or a change of mappings has to be read first.
     fn reclaim_now(&mut self, cx: &mut Cx, adoption: &mut Adoption, vpn: Vpn, want: usize) -> bool {
         let e = cx.e;
-        if gives_back(cx, want) || cx.prefetch.drop_one(cx.e, Some(vpn)) || share::wait_for_grant(e) {
+        if gives_back(cx, want) || cx.prefetch.drop_one(cx.e, Some(vpn)) {
             return true;
         }
         Stat::add(&e.stat.allocstall, 1);

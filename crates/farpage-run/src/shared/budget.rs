@@ -9,7 +9,7 @@ use farpage_base::sys::proc::Shared;
 use farpage_swap::tuning::{Controller, Controls};
 use farpage_swap::watermarks::{Watermarks, excess};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 
 /// Budget of one process, in pages.
 #[derive(Debug)]
@@ -39,8 +39,6 @@ pub struct Budget {
     shared: AtomicI64,
     /// Those that others have, too.
     common: AtomicI64,
-    /// Until then no thread waits for memory that another process of the tree gives: none came in time. Microseconds.
-    pub(crate) grant_backoff_us: AtomicU64,
 }
 
 /// Where memory that cannot be taken out leaves less than this part of the budget for the rest, the budget gives way.
@@ -65,7 +63,6 @@ impl Budget {
             stuck: AtomicI64::new(0),
             shared: AtomicI64::new(0),
             common: AtomicI64::new(0),
-            grant_backoff_us: AtomicU64::new(0),
         }
     }
 

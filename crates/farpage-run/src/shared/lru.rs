@@ -73,6 +73,16 @@ impl Lru {
         self.distances.resize(pages);
     }
 
+    /// See [`WorkingSet::tick`].
+    pub fn tick(&mut self, now: u32) {
+        self.set.tick(now);
+    }
+
+    /// See [`WorkingSet::next_seen`].
+    pub fn next_seen(&self) -> u32 {
+        self.set.next_seen()
+    }
+
     /// Pages in the program.
     pub fn active_len(&self) -> usize {
         self.set.mapped() as usize

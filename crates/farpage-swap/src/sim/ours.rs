@@ -104,6 +104,32 @@ impl Ours {
         &self.set
     }
 
+    /// Pages of the memory.
+    pub fn size(&self) -> u32 {
+        self.size
+    }
+
+    /// The memory has as many pages from now on. What is too much leaves.
+    pub fn resize(&mut self, size: u32, moved: &mut Moved) {
+        self.size = size;
+        self.make_room(moved);
+    }
+
+    /// It is `now` by the tree's clock ([`WorkingSet::tick`]).
+    pub fn tick(&mut self, now: u32) {
+        self.set.tick(now);
+    }
+
+    /// Whether a page more has room.
+    pub fn has_room(&self) -> bool {
+        self.set.mapped() + self.set.cached() < self.size
+    }
+
+    /// Whether the page is in memory.
+    pub fn has(&self, page: u32) -> bool {
+        matches!(self.table.at(page), At::Mapped(_) | At::Cached(_))
+    }
+
     fn target(&self) -> u32 {
         match self.cached_len {
             CachedLen::Adaptive => self.set.cached_target(self.size),

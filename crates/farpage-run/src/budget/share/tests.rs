@@ -21,20 +21,27 @@ impl Process {
     fn new(segment: &'static Segment, pid: u32, pages: i64) -> Process {
         let mine = segment.member_for_test(pid);
         mine.claim.add(pages as u64);
-        let seen =
-            TreeLook { used: pages, major: 0, faults: 0, managed: true, most: segment.budget() as i64, engine: 0 };
+        let seen = TreeLook {
+            used: pages,
+            major: 0,
+            next_seen: 0,
+            faults: 0,
+            managed: true,
+            most: segment.budget() as i64,
+            engine: 0,
+        };
         mine.looked_us.store(now_us() + LATER_US, Relaxed);
         Process { share: TreeShare::new(segment, mine), budget: Budget::new(pages as u64), seen }
     }
 
-    /// It has so many pages, and looks.
-    fn look(&mut self, used: i64, price: u64) -> bool {
+    /// It has so many pages, of which the oldest has this age, and looks.
+    fn look(&mut self, used: i64, age: u32) -> bool {
         self.seen.used = used;
         self.budget.sample(used, self.budget.grown());
-        self.share.mine.price.store(price, Relaxed);
-        self.share.gave = false;
-        // The test's price stands, and it is busy, and looks, however long it is until the next look.
-        (self.share.price.since_us, self.share.price.busy_us) = (now_us() + LATER_US, now_us() + LATER_US);
+        self.seen.next_seen = (self.share.depart(0) as u32).wrapping_sub(age);
+        // It is busy, and looks, however long it is until the next look, and may give at each.
+        self.seen.faults += 1;
+        self.share.gave_us = 0;
         let gives = self.share.look(&self.budget, self.seen);
         self.share.mine.looked_us.store(now_us() + LATER_US, Relaxed);
         gives
@@ -55,23 +62,23 @@ fn who_needs_more_gets_what_is_free() {
 }
 
 #[test]
-fn the_cheapest_gives_what_another_wants_and_no_more_than_its_floor() {
+fn the_oldest_gives_what_another_wants_and_no_more_than_its_floor() {
     let segment = tree_of(16_384);
     let (mut idle, mut busy) = (Process::new(segment, 1, 12_288), Process::new(segment, 2, 4_096));
-    idle.look(12_000, 10);
+    idle.look(12_000, 10_000);
     for _ in 0..200 {
         let had = busy.budget.promised();
-        busy.look(had, 10_000);
+        busy.look(had, 10);
         // What it steers at, it has a moment later.
         let has = idle.budget.promised().min(12_000);
-        idle.look(has, 10);
+        idle.look(has, 10_000);
     }
     assert!(segment.claimed() <= segment.budget(), "{}", segment.claimed());
     assert_eq!(idle.budget.promised(), FLOOR);
     assert_eq!(busy.budget.promised(), 16_384 - FLOOR);
 }
 
-/// What the cheapest cannot give, the next one gives.
+/// What the oldest cannot give, the next one gives.
 #[test]
 fn who_gives_already_is_not_waited_for() {
     let segment = tree_of(16_384);
@@ -79,10 +86,10 @@ fn who_gives_already_is_not_waited_for() {
     let (mut idle, mut busy) = (Process::new(segment, 2, 8_192), Process::new(segment, 3, 6_144));
     for _ in 0..200 {
         let has = busy.budget.promised();
-        busy.look(has, 10_000);
-        stuck.look(2_048, 0);
+        busy.look(has, 10);
+        stuck.look(2_048, 1_000_000);
         let has = idle.budget.promised();
-        idle.look(has, 10);
+        idle.look(has, 10_000);
     }
     assert_eq!(stuck.seen.used, 2_048);
     assert_eq!(idle.budget.promised(), FLOOR);
@@ -96,22 +103,21 @@ fn who_has_much_out_keeps_what_its_engine_needs_for_that() {
     idle.seen.engine = 3_000;
     for _ in 0..200 {
         let had = busy.budget.promised();
-        busy.look(had, 10_000);
+        busy.look(had, 10);
         let has = idle.budget.promised().min(12_000);
-        idle.look(has, 10);
+        idle.look(has, 10_000);
     }
     assert_eq!(idle.budget.promised(), 3_000 + BESIDES);
 }
 
 #[test]
-fn who_rests_becomes_cheaper_all_the_same_and_sees_that_others_need_something() {
+fn a_process_that_rests_becomes_older_all_the_same_and_sees_that_others_need_something() {
     let segment = tree_of(16_384);
     let mut idle = Process::new(segment, 1, 8_192);
-    idle.look(8_000, 1_000_000);
-    idle.share.mine.price.store(1_000_000, Relaxed);
-    idle.share.price.busy_us = now_us() - 100_000_000;
+    idle.look(8_000, 10);
     assert_eq!(idle.share.rests(Duration::from_secs(1)), Duration::from_secs(1));
-    assert!(idle.share.mine.price.load(Relaxed) < 2_000);
+    segment.departed(5_000);
+    assert_eq!(segment.age_of(idle.share.mine), 5_010);
     assert!(!idle.share.has_donor());
     let small = segment.member_for_test(2);
     small.set_kind(MemberKind::Dormant);
@@ -125,8 +131,8 @@ fn who_is_stopped_wants_nothing() {
     let (stopped, mut one) = (Process::new(segment, 1, 4_096), Process::new(segment, 2, 8_192));
     let mine = stopped.share.mine;
     mine.wants.store(9_000);
-    mine.price.store(HOLDER_PRICE, Relaxed);
-    assert_eq!(TreeSnapshot::of(one.share.mine, segment).highest_want, Some(HOLDER_PRICE));
+    mine.seen.store(segment.departed(0), Relaxed);
+    assert_eq!(TreeSnapshot::of(one.share.mine, segment).youngest_want, Some(0));
     one.look(8_190, 1_000);
     let before = one.budget.promised();
     assert!(before <= 8_192, "another wants more urgently");
@@ -136,7 +142,7 @@ fn who_is_stopped_wants_nothing() {
 }
 
 #[test]
-fn equal_prices_move_nothing() {
+fn equal_ages_move_nothing() {
     let segment = tree_of(16_384);
     let (mut one, mut two) = (Process::new(segment, 1, 8_192), Process::new(segment, 2, 8_192));
     for _ in 0..20 {
@@ -174,16 +180,16 @@ fn one_alone_follows_a_smaller_budget() {
 }
 
 #[test]
-fn prices_of_the_idle_fall_and_those_of_the_thrashing_rise() {
-    let mut price = Price::new(0);
-    let mut seen = TreeLook { used: 10_000, major: 0, faults: 1, managed: true, most: 0, engine: 0 };
-    let young = price.next(&seen, false, 20_000).unwrap();
-    assert!(price.next(&seen, false, 30_000).is_none());
-    let idle = price.next(&seen, false, 10_000_000).unwrap();
-    assert!(idle < young / 100, "{idle} {young}");
-    (seen.major, seen.faults) = (20_000, 20_000);
-    assert!(price.next(&seen, false, 10_100_000).unwrap() > 10 * idle);
-    assert_eq!(price.next(&seen, true, 10_200_000), Some(0));
+fn what_is_not_used_goes_first_and_what_leaves_makes_all_others_older() {
+    let segment = tree_of(16_384);
+    let (mut one, mut two) = (Process::new(segment, 1, 8_192), Process::new(segment, 2, 8_192));
+    one.look(8_190, 100);
+    two.share.depart(1_000);
+    assert_eq!(segment.age_of(one.share.mine), 1_100);
+    two.look(2_000, 100);
+    assert!(segment.age_of(two.share.mine) > u64::from(u32::MAX), "three quarters of it are not used");
+    two.look(8_190, 100);
+    assert_eq!(segment.age_of(two.share.mine), 100);
 }
 
 /// Numbers of any size, fixed ones and others.
@@ -209,11 +215,11 @@ fn whatever_others_write_a_process_keeps_its_floor_and_no_sum_overflows() {
         for round in 0..2_000 {
             (0..20).for_each(|_| words[any(&mut state) as usize % to].store(any(&mut state), Relaxed));
             process.seen.most = segment.most_of_one() as i64;
-            process.look(5_000, 1_000_000);
-            other.look(3_000, 0);
+            process.look(5_000, 0);
+            other.look(3_000, 1_000_000);
             assert!(process.budget.promised() >= FLOOR && other.budget.promised() >= FLOOR);
-            let now = now_us();
-            slices.look(segment, process.share.mine, 10_000, true, 5_000 + process.share.mine.swapped.load(), now);
+            let (mine, later) = (process.share.mine, now_us() + 20_000 * round);
+            slices.look(segment, mine, 10_000 * round, later, 5_000 + mine.swapped.load(), later);
             process.share.defer_activation(&process.budget, process.seen.most);
             process.share.has_donor();
             segment.header.sums.note_waited(Duration::from_micros(1));
