@@ -3,8 +3,8 @@
 //!
 //! The program's malloc is out of bounds for the engine (its memory may be swapped out, its locks may be held by the
 //! thread whose fault is being served). This heap takes memory from one part after another, in size classes of a
-//! quarter of a power of two, keeps freed blocks per class, and never gives memory back: the engine's own data is
-//! small, and big blocks (growing tables) are freed rarely.
+//! quarter of a power of two, and keeps freed blocks per class. Of a big one (what has grown out of it, buffers of a
+//! thread that rests) the kernel gets the memory; the addresses stay.
 //!
 //! There is no lock (but where memory is mapped, ahead of its use: [`crate::mem::open`]): a thread that is interrupted
 //! in the middle, by a signal or for ever by a fork that leaves it behind, holds up no other thread. The free blocks of
@@ -14,9 +14,11 @@
 
 use crate::mem::arena::Part;
 use crate::mem::open::Opening;
-use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+use farpage_swap::PAGE_SIZE;
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
 use std::alloc::{GlobalAlloc, Layout};
 use std::arch::asm;
+use std::ops::Range;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicPtr, AtomicUsize};
 
@@ -24,6 +26,8 @@ const MIN: usize = 16;
 /// Open beyond what is used, bytes: an allocation cannot do without.
 const AHEAD: usize = 1 << 20;
 const CLASSES: usize = 4 * 40;
+/// The memory of free blocks of so many bytes goes back: a system call, and a fault a page when they are used again.
+const BIG: usize = 16 << 10;
 
 /// The beginning of each part.
 struct Piece {
@@ -135,6 +139,7 @@ impl Heap {
             // there is not used.
             let next = unsafe { (seen.0 as *const usize).read_volatile() };
             if top.exchange(seen, next) {
+                self.used.fetch_add(spare_pages(seen.0, size).len(), Relaxed);
                 return (seen.0 as *mut u8, false);
             }
         }
@@ -158,7 +163,20 @@ impl Heap {
         piece.is_some_and(|piece| piece.opening.is_short(piece.next.load(Relaxed)))
     }
 
-    /// Bytes taken from the parts so far: what the heap costs.
+    /// Gives the memory of a block that is being freed back, where it is worth it.
+    ///
+    /// # Safety
+    /// The block, of `size` bytes at `at`, is this heap's, and not used any more.
+    unsafe fn give_back(&self, at: usize, size: usize) {
+        let spare = spare_pages(at, size);
+        if !spare.is_empty() {
+            self.used.fetch_sub(spare.len(), Relaxed);
+            // SAFETY: whole pages of the block, whose content is not needed (caller's promise). Locked pages stay.
+            let _ = unsafe { madvise(spare.start as *mut _, spare.len(), Advice::LinuxDontNeed) };
+        }
+    }
+
+    /// Bytes taken from the parts so far, without what was given back: what the heap costs.
     pub fn used_bytes(&self) -> usize {
         self.used.load(Relaxed)
     }
@@ -227,6 +245,14 @@ unsafe impl GlobalAlloc for Growing {
     }
 }
 
+/// The pages of a free block of `size` bytes whose memory is not kept: all but the one with its link, if it is big.
+fn spare_pages(at: usize, size: usize) -> Range<usize> {
+    if size < BIG {
+        return at..at;
+    }
+    (at + 1).next_multiple_of(PAGE_SIZE)..(at + size) / PAGE_SIZE * PAGE_SIZE
+}
+
 /// Class index and block size for a request: sizes are 4, 5, 6 or 7 times a power of two.
 fn class_of(size: usize) -> (usize, usize) {
     let size = size.max(MIN);
@@ -256,8 +282,10 @@ unsafe impl GlobalAlloc for Heap {
     }
 
     unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        let (class, _) = class_of(layout.size().max(layout.align().max(MIN)));
+        let (class, size) = class_of(layout.size().max(layout.align().max(MIN)));
         let Some(top) = self.free.get(class) else { return };
+        // SAFETY: caller's promise.
+        unsafe { self.give_back(ptr as usize, size) };
         loop {
             let seen = top.load();
             // SAFETY: the block is ours again (caller's promise), at least 16 bytes and word aligned.
@@ -324,6 +352,39 @@ mod tests {
         });
         market.into_inner().unwrap().into_iter().for_each(check);
         assert!(heap.used_bytes() < 128 << 10, "{} bytes for a few hundred blocks", heap.used_bytes());
+    }
+
+    /// Whether a page has memory.
+    fn is_resident(at: usize) -> bool {
+        let mut entry = [0; 8];
+        let pagemap = std::fs::File::open("/proc/self/pagemap").unwrap();
+        std::os::unix::fs::FileExt::read_exact_at(&pagemap, &mut entry, (at / PAGE_SIZE * 8) as u64).unwrap();
+        u64::from_ne_bytes(entry) >> 63 == 1
+    }
+
+    #[test]
+    fn the_memory_of_big_free_blocks_goes_back() {
+        let memory = vec![0u128; 1 << 16].leak();
+        let heap = Heap::empty();
+        // SAFETY: leaked memory that only the heap uses.
+        assert!(unsafe {
+            heap.give(Part { base: memory.as_ptr() as usize, len: size_of_val(memory) }, size_of_val(memory))
+        });
+        for (size, goes) in [(BIG / 2, false), (BIG, true), (10 * BIG + 5, true)] {
+            let layout = Layout::from_size_align(size, 64).unwrap();
+            let before = heap.used_bytes();
+            // SAFETY: a valid layout; the blocks are as large, and freed with it.
+            unsafe {
+                let first = heap.alloc(layout);
+                first.write_bytes(7, size);
+                let (page, used) = (first as usize + size / 2, heap.used_bytes());
+                heap.dealloc(first, layout);
+                assert_eq!(is_resident(page), !goes, "{size}");
+                assert!(!goes || heap.used_bytes() <= before + 2 * PAGE_SIZE, "{size}");
+                assert_eq!(heap.alloc_zeroed(layout), first);
+                assert!((0..size).all(|i| first.add(i).read() == 0) && heap.used_bytes() == used);
+            }
+        }
     }
 
     #[test]
