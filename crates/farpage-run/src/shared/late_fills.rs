@@ -19,7 +19,9 @@ pub struct LateFills {
 
 impl Default for LateFills {
     fn default() -> LateFills {
-        LateFills { entries: (0..LATE_FILLS_MAX).map(|_| AtomicU64::new(0)).collect(), n: AtomicUsize::new(0) }
+        // SAFETY: all zero bits are such a word. Not written here: most processes never fork, and it would cost memory.
+        let entries = unsafe { Box::new_zeroed_slice(LATE_FILLS_MAX).assume_init() };
+        LateFills { entries, n: AtomicUsize::new(0) }
     }
 }
 
