@@ -117,6 +117,15 @@ impl Codec {
         })
     }
 
+    /// Gives up what compresses, where no thread is at it; the next page makes it anew. What decompresses stays.
+    pub fn rest(&self) {
+        for state in &self.encoders {
+            if let Some(encoder) = state.try_lock().and_then(|mut state| state.take()) {
+                self.bytes.fetch_sub(encoder.bytes(), Relaxed);
+            }
+        }
+    }
+
     /// Makes every state that [`Codec::decompress`] may need now, so that it never allocates.
     pub fn warm(&self) {
         for state in &self.decoders {
@@ -223,7 +232,8 @@ fn with_first_byte(first: u8, page: &Page, compressor: &mut lz4::Compressor, int
 impl Decoder {
     fn new(alg: Alg) -> Option<Decoder> {
         match alg {
-            Alg::Lz4 => Some(Decoder::Lz4(Box::new([0; PAGE_SIZE]))),
+            // SAFETY: zero bytes are a page. Not written here: most states are never used.
+            Alg::Lz4 => Some(Decoder::Lz4(unsafe { Box::new_zeroed().assume_init() })),
             Alg::Zstd => zstd::bulk::Decompressor::new().ok().map(Decoder::Zstd),
         }
     }

@@ -291,9 +291,11 @@ impl Pool {
     /// [`Pool::released`].
     pub fn take_excess(&mut self) -> Option<Release> {
         let keep = if self.resident_bytes() > self.limit { 0 } else { EMPTY_KEEP };
-        if self.empty.len() <= keep {
-            return None;
-        }
+        if self.empty.len() > keep { self.take_empty() } else { None }
+    }
+
+    /// The same for any empty span.
+    pub fn take_empty(&mut self) -> Option<Release> {
         let span = self.empty.pop()?;
         Some(Release { span, base: self.span_base(span) })
     }

@@ -33,7 +33,7 @@ mod tests;
 mod writeback;
 
 use super::file::FileDevice;
-use super::pool::{Handle, OBJECT_MAX, Pool};
+use super::pool::{Handle, OBJECT_MAX, Pool, Release};
 use super::{Caps, Entry, LoadError, Page, StoreError, SwapDevice, Usage, check_value};
 use farpage_base::sys::cpu;
 use farpage_base::sys::mutex::Mutex;
@@ -216,11 +216,25 @@ impl Zram {
 
     /// Gives empty spans back to the kernel, the system call without the lock.
     fn trim(&self) {
+        self.release_all(Pool::take_excess);
+    }
+
+    fn release_all(&self, take: impl Fn(&mut Pool) -> Option<Release>) {
         loop {
-            let Some(release) = self.inner.lock().pool.take_excess() else { return };
+            let Some(release) = take(&mut self.inner.lock().pool) else { return };
             release.run();
             self.inner.lock().pool.released(release);
         }
+    }
+
+    /// Gives back what only the next pages that are stored need: buffers, what compresses, empty spans.
+    pub fn rest(&self) {
+        if let Some(mut buffers) = self.writeback.try_lock() {
+            *buffers = Vec::new();
+        }
+        self.codec.rest();
+        self.dense.iter().for_each(Codec::rest);
+        self.release_all(Pool::take_empty);
     }
 
     /// An object that holds `bytes` and is not known yet, counted.

@@ -11,7 +11,9 @@
 
 use super::raw::{Errno, gettid, nr, syscall};
 use core::arch::asm;
+use farpage_swap::PAGE_SIZE;
 use rustix::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use rustix::mm::{Advice, madvise};
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
 const CLONE_VM: usize = 0x100;
@@ -24,6 +26,9 @@ const CLONE_SETTLS: usize = 0x8_0000;
 /// Bytes of an engine thread's stack.
 pub const STACK_BYTES: usize = 256 * 1024;
 
+/// Room on a stack for a system call, bytes.
+const CALLS: usize = 8 * 1024;
+
 /// Memory for one engine thread: stack below, thread control block above, never managed.
 #[derive(Debug, Clone, Copy)]
 pub struct Stack {
@@ -31,6 +36,24 @@ pub struct Stack {
     pub base: usize,
     /// Bytes.
     pub len: usize,
+}
+
+impl Stack {
+    /// Gives the memory that the calling thread's stack has below its present depth back to the kernel: before a long
+    /// sleep. Does nothing on another stack.
+    #[inline(never)]
+    pub fn give_back_unused(self) {
+        let here = &raw const self as usize;
+        if !(self.base..self.base + self.len).contains(&here) {
+            return;
+        }
+        let end = here.saturating_sub(CALLS) / PAGE_SIZE * PAGE_SIZE;
+        if end > self.base {
+            // SAFETY: whole pages of the calling thread's own stack, below all that is in use: this frame, and those of
+            // what it calls, which are far smaller than `CALLS`. An engine thread takes no signals.
+            let _ = unsafe { madvise(self.base as *mut _, end - self.base, Advice::LinuxDontNeed) };
+        }
+    }
 }
 
 /// What a thread runs.

@@ -28,6 +28,11 @@ impl SwapSpace {
         worked
     }
 
+    /// Nothing is stored for some time: gives memory back that only storing needs.
+    pub fn rest(&self) {
+        self.zrams.iter().for_each(|zram| zram.rest());
+    }
+
     /// Moves up to `pages` pages from devices that have failed to others; how many. A page that cannot be read stays:
     /// if it is wanted, its own read says so.
     fn drain(&self, pages: usize) -> usize {

@@ -26,7 +26,7 @@ use crate::fork::restart;
 use crate::pager::start::{self, PagerParts};
 use crate::shared::charge::UNLIMITED;
 use crate::shared::protocol::room_for_start;
-use crate::shared::stacks::MONITOR;
+use crate::shared::stacks::{MONITOR, stack};
 use crate::shared::start_error::StartError;
 use crate::shared::state::{Engine, give_up, show_engine};
 use crate::shared::warn_once::{WarningKind, warn_once_in_tree};
@@ -173,6 +173,10 @@ impl Monitor {
             let asked = self.e.wakeups.monitor.load(SeqCst);
             let wanted = self.member.share.as_ref().map(|tree| (&tree.mine.wake, tree.mine.wake.load(SeqCst)));
             let mut pause = Some(self.work());
+            if self.e.wakeups.monitor_rests.load(Relaxed) {
+                self.scan.rest();
+                stack(&self.e.arena, MONITOR).give_back_unused();
+            }
             while let Some(time) = pause {
                 let time = time.as_nanos() as u64;
                 match wanted {

@@ -5,6 +5,7 @@ use crate::budget::unmanaged::{UnknownPages, Unmanaged};
 use crate::mappings::manageable::{adoptable_parts, is_worth_managing, large_in_all};
 use crate::mappings::relocated::Relocated;
 use crate::shared::state::Engine;
+use farpage_base::mem::give_back;
 use farpage_base::mem::lock::lock;
 use farpage_base::mem::units::Vpn;
 use farpage_base::sys::maps::{Kind, mappings};
@@ -42,8 +43,8 @@ impl Scan {
     pub(super) fn new(proc: &Proc, now: Instant) -> Result<Scan, rustix::io::Errno> {
         Ok(Scan {
             maps: proc.file("self/maps")?,
-            // Present: a page fault of the monitor's waits behind every thread that maps memory, just when that must
-            // be noticed.
+            // Present, unless the process rests: a page fault of the monitor's may wait behind threads that map memory,
+            // just when that must be noticed.
             buffer: vec![1; 32 * 1024],
             unmanaged: 0,
             scanned: now,
@@ -53,6 +54,11 @@ impl Scan {
             others: Unmanaged::new(proc),
             relocated: Relocated::new(proc),
         })
+    }
+
+    /// The process rests.
+    pub(super) fn rest(&mut self) {
+        give_back(&mut self.buffer);
     }
 
     /// When the threads were last looked at, if it is time for another look.

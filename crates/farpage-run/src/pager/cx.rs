@@ -9,6 +9,7 @@ use crate::pager::trace::Recorder;
 use crate::shared::address_space::AddressSpace;
 use crate::shared::page_table::State;
 use crate::shared::state::Engine;
+use farpage_base::mem::give_back;
 use farpage_base::mem::lock::lock;
 use farpage_base::mem::units::{Page, Vpn};
 use farpage_device::Entry;
@@ -25,6 +26,13 @@ pub(crate) const SCRATCH_PAGES: usize = READAHEAD_MAX as usize;
 /// Engine memory that pages are loaded into, and copied from into the program.
 #[repr(align(4096))]
 pub(crate) struct Scratch(pub(crate) [Page; SCRATCH_PAGES]);
+
+impl Scratch {
+    /// Its content is not needed, and it is not used for some time.
+    pub(crate) fn give_back(&mut self) {
+        give_back(self.0.as_flattened_mut());
+    }
+}
 
 /// What became of a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -57,6 +57,11 @@ impl Pace {
         self.spin.again(Instant::now())
     }
 
+    /// Whether the next sleep is the first long one.
+    pub(crate) fn begins_to_rest(&self) -> bool {
+        self.idle_turns == IDLE_TURNS
+    }
+
     /// A turn without anything to do; how long to sleep.
     pub(crate) fn idle(&mut self) -> Duration {
         let most = if self.idle_turns < IDLE_TURNS { NAP_MAX } else { REST };

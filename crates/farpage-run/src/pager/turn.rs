@@ -6,7 +6,7 @@ use crate::budget::share;
 use crate::budget::time_slices::LATE;
 use crate::pager::reclaim::store_a_little;
 use crate::pager::state::Pager;
-use crate::shared::stacks::PAGER;
+use crate::shared::stacks::{PAGER, stack};
 use crate::store;
 use std::sync::atomic::Ordering::{self, Relaxed, SeqCst};
 use std::time::{Duration, Instant};
@@ -73,8 +73,13 @@ impl Pager {
                 if let Some(trace) = &mut self.cx.trace {
                     trace.flush();
                 }
-                if self.cx.e.budget.over_limit() > 0 {
+                let begins_to_rest = self.pace.begins_to_rest();
+                if self.cx.e.budget.over_limit() > 0 || begins_to_rest {
                     store::release_unused(self.cx.e);
+                }
+                if begins_to_rest {
+                    self.cx.scratch.give_back();
+                    stack(&self.cx.e.arena, PAGER).give_back_unused();
                 }
                 // A kick ends this; the time limit is for kernels where a forking thread cannot kick.
                 let most = self.pace.idle();

@@ -3,11 +3,14 @@
 //! Caller: the pager, which starts it when it is first wanted. Locks: the devices' only.
 
 use crate::shared::board::{NEVER, NONE, RUNS};
-use crate::shared::stacks::DECOMPRESSOR;
+use crate::shared::stacks::{DECOMPRESSOR, stack};
 use crate::shared::state::Engine;
 use farpage_base::sys::futex;
 use farpage_base::sys::thread::{Start, allowed_cpus, begin_thread, run_on_any};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+
+/// After so long without a window the memory of its stack is given back, nanoseconds.
+const REST_NS: u64 = 2_000_000_000;
 
 /// Whether the decompressor can be used; starts its thread at the first time.
 pub(crate) fn runs(e: &'static Engine) -> bool {
@@ -45,7 +48,11 @@ extern "C" fn main(engine: usize) -> ! {
             }
         }
         board.asleep.store(true, SeqCst);
-        futex::wait(&board.posted, seen, None);
+        futex::wait(&board.posted, seen, Some(REST_NS));
+        if board.posted.load(SeqCst) == seen {
+            stack(&e.arena, DECOMPRESSOR).give_back_unused();
+            futex::wait(&board.posted, seen, None);
+        }
         board.asleep.store(false, SeqCst);
     }
 }

@@ -3,7 +3,7 @@
 //! Caller: [`crate::pager::start`] starts it; what it does with a page is in [`crate::store`]. Locks: its
 //! gate ([`crate::fork`]) is held in each turn, outside of all others; then those of `store` and of the devices.
 
-use crate::shared::stacks::WRITER;
+use crate::shared::stacks::{WRITER, stack};
 use crate::shared::state::Engine;
 use crate::store::{WRITE_BATCH, queued_batch, wanted, write_some};
 use farpage_base::mem::lock::lock;
@@ -44,6 +44,13 @@ pub(crate) extern "C" fn main(engine: usize) -> ! {
                 e.kick_pager();
             }
         } else {
+            if idle == IDLE_TURNS {
+                e.fork.gates.writer.lock();
+                e.space.rest();
+                e.account_pool();
+                e.fork.gates.writer.unlock();
+                stack(&e.arena, WRITER).give_back_unused();
+            }
             let pause = if idle < IDLE_TURNS { 20_000_000 } else { 10_000_000_000 };
             futex::wait(&e.wakeups.writer, seen, Some(pause));
         }
