@@ -43,9 +43,9 @@ enum Encoder {
 /// LZ4 of a page as it is, and of its bytes in another order.
 struct Lz4Encoder {
     compressor: lz4::Compressor,
-    plain: Box<[u8]>,
-    shuffled: Box<[u8]>,
-    page: Box<Page>,
+    /// Room for both results, and for the page with its bytes in that order: one block, whose memory goes back whole
+    /// when the encoder is given up.
+    room: Box<[u8]>,
     /// Pages so far.
     pages: u32,
     /// Shuffled pages were smaller at the last trial.
@@ -160,9 +160,7 @@ impl Encoder {
         Some(match alg {
             Alg::Lz4 => Encoder::Lz4(Lz4Encoder {
                 compressor: lz4::Compressor::new()?,
-                plain: room(1 + lz4::bound(PAGE_SIZE)),
-                shuffled: room(1 + lz4::bound(PAGE_SIZE)),
-                page: Box::new([0; PAGE_SIZE]),
+                room: room(2 * Lz4Encoder::most() + PAGE_SIZE),
                 pages: 0,
                 shuffles: false,
             }),
@@ -176,7 +174,7 @@ impl Encoder {
     /// Memory that it takes, about.
     fn bytes(&self) -> u64 {
         let bytes = match self {
-            Encoder::Lz4(lz4) => lz4.compressor.bytes() + lz4.plain.len() + lz4.shuffled.len() + PAGE_SIZE,
+            Encoder::Lz4(lz4) => lz4.compressor.bytes() + lz4.room.len(),
             // A context of level 1 for small inputs.
             Encoder::Zstd(_, out) => (96 << 10) + out.len(),
         };
@@ -207,18 +205,25 @@ impl Lz4Encoder {
             self.shuffles = shuffled < plain / 8 * 7;
         }
         match (plain, shuffled) {
-            (Some(plain), shuffled) if shuffled.is_none_or(|shuffled| plain <= shuffled) => self.plain.get(..plain),
-            (_, shuffled) => self.shuffled.get(..shuffled?),
+            (Some(plain), shuffled) if shuffled.is_none_or(|shuffled| plain <= shuffled) => self.room.get(..plain),
+            (_, shuffled) => self.room.get(Lz4Encoder::most()..)?.get(..shuffled?),
         }
     }
 
+    /// Bytes of a result at most.
+    fn most() -> usize {
+        1 + lz4::bound(PAGE_SIZE)
+    }
+
     fn compress_plain(&mut self, page: &Page) -> Option<usize> {
-        with_first_byte(PLAIN, page, &mut self.compressor, &mut self.plain)
+        with_first_byte(PLAIN, page, &mut self.compressor, self.room.get_mut(..Lz4Encoder::most())?)
     }
 
     fn compress_shuffled(&mut self, page: &Page) -> Option<usize> {
-        shuffle::shuffle(page, &mut self.page);
-        with_first_byte(SHUFFLED, &self.page, &mut self.compressor, &mut self.shuffled)
+        let (into, other) = self.room.get_mut(Lz4Encoder::most()..)?.split_at_mut_checked(Lz4Encoder::most())?;
+        let other: &mut Page = other.try_into().ok()?;
+        shuffle::shuffle(page, other);
+        with_first_byte(SHUFFLED, other, &mut self.compressor, into)
     }
 }
 

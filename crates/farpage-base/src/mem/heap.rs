@@ -27,7 +27,7 @@ const MIN: usize = 16;
 const AHEAD: usize = 1 << 20;
 const CLASSES: usize = 4 * 40;
 /// The memory of free blocks of so many bytes goes back: a system call, and a fault a page when they are used again.
-const BIG: usize = 16 << 10;
+const BIG: usize = 8 << 10;
 
 /// The beginning of each part.
 struct Piece {

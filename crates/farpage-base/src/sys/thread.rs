@@ -27,7 +27,7 @@ const CLONE_SETTLS: usize = 0x8_0000;
 pub const STACK_BYTES: usize = 256 * 1024;
 
 /// Room on a stack for a system call, bytes.
-const CALLS: usize = 8 * 1024;
+const CALLS: usize = 4 * 1024;
 
 /// Memory for one engine thread: stack below, thread control block above, never managed.
 #[derive(Debug, Clone, Copy)]

@@ -31,11 +31,14 @@ use farpage_ipc::tree::{self, Member, MemberKind, Segment, strangers};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-/// The least that a process whose memory can be managed is left with, pages: what its engine (about 1 MiB: heap 0.4,
-/// frames and stacks 0.3, page table and the pool's smallest parts 0.2) and a few pages of all that it uses take.
-pub(crate) const FLOOR: i64 = 384;
-/// Of that, what does not grow with the pages that are out.
-const BESIDES: i64 = 256;
+/// The least that a process whose memory can be managed is left with, pages: what its engine keeps at rest (0.4 MiB:
+/// heap 0.25, stacks and page table 0.1, the library's data 0.07), what of the program cannot be managed (0.1), and a
+/// few pages of all that it uses.
+pub(crate) const FLOOR: i64 = 144;
+/// Of that, what does not grow with the pages that are out: stacks and the library's data (36 pages), what cannot be
+/// managed (24), pages that stay in the program (16), and some to exchange pages in. Buffers that a process at rest
+/// does not keep, 40 pages, count as its heap.
+const BESIDES: i64 = 64;
 /// A step is this part of what a process has...
 const STEP_PART: i64 = 8;
 /// ... and at least so many pages.
@@ -51,6 +54,11 @@ const BUSY_US: u64 = 200_000;
 /// A process that is watched keeps so many times what it has: it claimed what it could fill, and then it is seen what
 /// it does fill.
 const WATCHED_TIMES: i64 = 2;
+
+/// What a process is left with whose engine needs so many pages for those that are out.
+pub(crate) fn floor(engine: i64) -> i64 {
+    FLOOR.max(engine + BESIDES)
+}
 
 fn step(pages: i64) -> i64 {
     (pages / STEP_PART).max(STEP_MIN)
@@ -221,7 +229,7 @@ impl TreeShare {
     /// A look: says what there is, asks, and gives. Whether it gives: then it is to look again soon.
     pub(crate) fn look(&mut self, budget: &Budget, seen: TreeLook) -> bool {
         let (mine, now) = (self.mine, now_us());
-        let floor = FLOOR.max(seen.engine + BESIDES).max(budget.unmanaged() + budget.stuck() + STEP_MIN);
+        let floor = floor(seen.engine).max(seen.engine + budget.unmanaged() + budget.stuck() + STEP_MIN);
         mine.used.store(seen.used.max(0) as u64);
         budget.whole_is(seen.most);
         self.segment.header.largest.note(mine.pid.load(Relaxed), seen.used.max(0) as u64);

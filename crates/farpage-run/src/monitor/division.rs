@@ -1,6 +1,7 @@
 //! How the budget is divided between pages as they are and compressed ones: what [`PoolShare`] decides, carried out.
 //! The monitor's. Takes the lock of the lists, and under it none.
 
+use crate::budget::share;
 use crate::shared::state::Engine;
 use farpage_base::mem::lock::lock;
 use farpage_device::space::build::memory_most;
@@ -33,13 +34,14 @@ impl BudgetDivision {
             return;
         }
         self.divided = pages;
-        let bytes = pages as u64 * PAGE_SIZE as u64;
-        lock(&e.lru).resize(pages as usize);
         // Its memory was reserved for the budget at the start.
-        let limit = self.share.resize(bytes.min(e.conf.ram));
+        let bytes = |pages: i64| (pages as u64 * PAGE_SIZE as u64).min(e.conf.ram);
+        lock(&e.lru).resize(pages as usize);
+        // What the process is always left with is not divided: one that rests keeps nothing in the pool.
+        let limit = self.share.resize(bytes((pages - share::floor(e.engine_pages())).max(1)));
         match e.space.is_tiered() {
             true => limit.into_iter().for_each(|limit| e.space.set_pool_limit(limit)),
-            false => e.space.set_pool_limit(memory_most(bytes.min(e.conf.ram))),
+            false => e.space.set_pool_limit(memory_most(bytes(pages))),
         }
     }
 

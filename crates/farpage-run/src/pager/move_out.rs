@@ -12,6 +12,7 @@ use farpage_base::sys::maps::Rights;
 use farpage_base::sys::uffd::UffdError;
 use farpage_ipc::stat::Stat;
 use farpage_swap::PAGE_SIZE;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 /// Once nothing but pages that others have, too, could be taken out, such pages are, for so long.
@@ -19,7 +20,19 @@ const UNSHARES_FOR: Duration = Duration::from_millis(250);
 
 /// Pages that stay in the program whatever happens: with fewer, threads that need some pages at the same time would
 /// take them from each other for ever. Where memory that cannot be taken out fills the budget, it gives way.
-pub(crate) const RESIDENT_MIN: usize = 64;
+const RESIDENT_MIN: usize = 64;
+/// A process with a small budget, which mostly rests, keeps this part of it...
+const RESIDENT_PART: usize = 8;
+/// ... and at least so many pages, and so many for each thread that had faults.
+const RESIDENT_LEAST: usize = 16;
+const RESIDENT_A_THREAD: usize = 4;
+
+/// How many pages stay in this program.
+pub(crate) fn resident_min(e: &Engine) -> usize {
+    let threads = e.stat.fault_threads.load(Relaxed) as usize;
+    let least = RESIDENT_LEAST.max(threads.saturating_mul(RESIDENT_A_THREAD)).min(RESIDENT_MIN);
+    (e.budget.movable().max(0) as usize / RESIDENT_PART).clamp(least, RESIDENT_MIN)
+}
 
 /// Which pages may be moved out, and how.
 pub(crate) struct MoveOut {
@@ -101,7 +114,7 @@ fn keeps_shared(e: &Engine, unshares_until: Option<Instant>) -> bool {
     }
     // Unless what it has alone is not enough.
     let alone = lock(&e.lru).active_len() as i64 - e.budget.common();
-    alone > e.budget.over_limit() + RESIDENT_MIN as i64
+    alone > e.budget.over_limit() + resident_min(e) as i64
 }
 
 /// Copy-on-write after a fork is one reason why a page is busy; if it is not (pinned for I/O), the next try says so.

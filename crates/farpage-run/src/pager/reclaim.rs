@@ -5,7 +5,7 @@
 
 use crate::budget::share;
 use crate::pager::cx::{Cx, SCRATCH_PAGES};
-use crate::pager::move_out::{MoveOut, RESIDENT_MIN};
+use crate::pager::move_out::{MoveOut, resident_min};
 use crate::pager::register::Adoption;
 use crate::pager::robust::lists::RobustLists;
 use crate::shared::page_table::{Node, State};
@@ -251,7 +251,7 @@ impl Reclaim {
         let target = e.cached_target();
         let n = {
             let mut lru = lock(&e.lru);
-            let keep = if e.conf.debug_evict_all { 0 } else { RESIDENT_MIN };
+            let keep = if e.conf.debug_evict_all { 0 } else { resident_min(e) };
             let spare = lru.active_len().saturating_sub(keep);
             let out = &mut oldest[..want.min(EVICT_BATCH).min(spare)];
             match of {
@@ -346,7 +346,7 @@ fn is_nothing_left(cx: &Cx, refused: usize) -> bool {
         (lru.active_len(), lru.cached_len(), lru.ahead_len())
     };
     // Not only the pages that were tried before something else ended the round: a change of mappings, a fork.
-    let all = refused + RESIDENT_MIN + lock(&e.memory.pinned).len() >= mapped;
+    let all = refused + resident_min(e) + lock(&e.memory.pinned).len() >= mapped;
     // Frames that are in use and have no page that waits for its first touch are a writer's.
     if !all || cached > 0 || e.frames.in_use() > ahead {
         return false;

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 /// Slots whose page is known at a time, where that is wanted; more overwrite each other: less is read ahead.
 const SLOTS: usize = 1 << 22;
 /// So many are made room for at a time.
-const PIECE: usize = 1 << 12;
+const PIECE: usize = 1 << 13;
 
 /// The page of each slot, as of when it was stored: a hint, to be compared with the page's word. Four bytes a slot, in
 /// pieces that are made when they are needed.
