@@ -5,11 +5,11 @@
 //!
 //! 1. *Ask.* A process that comes near to what it is promised claims a step more. If there is not as much, it says what
 //!    it wants.
-//! 2. *Give.* While more is wanted than there is, the member with the oldest pages steers at a step less, and gives back
-//!    as they leave. The *age* of a member is that of the page that it would give next: how many pages have left the
-//!    memory of any member since that page was last seen in use. So pages leave in about the order that one list of all
-//!    pages of the tree would have, and what a sleeping process has goes before what a busy one uses. All read the same
-//!    ages, so all know which member gives.
+//! 2. *Give.* While more is wanted than there is, the member with the oldest pages steers at a step less (a smaller one
+//!    where another's are nearly as old), and gives back as they leave. The *age* of a member is that of the page that
+//!    it would give next: how many pages have left the memory of any member since that page was last seen in use. So
+//!    pages leave in about the order that one list of all pages of the tree would have, and what a sleeping process has
+//!    goes before what a busy one uses. All read the same ages, so all know which member gives.
 //! 3. *Claim what it has.* The claim is never less than that.
 //!
 //! Where no division helps, there are [time slices](super::time_slices). A budget that is made smaller is more wanted
@@ -328,13 +328,18 @@ impl TreeShare {
             said.oldest.filter(|_| over > 0).into_iter().for_each(|(m, _)| m.ring());
             return false;
         }
-        if over <= 0 && !said.youngest_want.is_some_and(|other| age > other) {
+        let older = age.saturating_sub(said.youngest_want.unwrap_or(age));
+        if over <= 0 && older == 0 {
             return false;
         }
         // What is not used goes at once. What was given last may have been worth more than it seemed: it is found out
         // before more goes.
         let spare = promised - seen.used - budget.headroom();
-        let most = if now.saturating_sub(self.gave_us) < STEP_US { 0 } else { step(promised) };
+        let most = match step(promised) {
+            _ if now.saturating_sub(self.gave_us) < STEP_US => 0,
+            step if over > 0 => step,
+            step => ((step as u128 * u128::from(older) / u128::from(age)) as i64).max(STEP_MIN),
+        };
         let less = demand.min(most.max(spare)).min(promised - floor);
         if less <= 0 {
             return false;
