@@ -14,9 +14,17 @@ class Streams(Situation):
 
 
 class Beginning(Situation):
+    def engine_in_children(self, ram):
+        for how in ("fork", "_Fork", "clone", "SYS_fork", "SYS_clone", "SYS_clone3"):
+            with self.subTest(how):
+                ran = self.run_farpage(build("grow.c"), "half", 70, "engine", how, ram=ram)
+                self.assertEqual((ran.returncode, ran.stdout, ran.stderr), (0, "ok\n", ""))
+
     def test_children_of_an_engine_that_manages_nothing_yet(self):
-        ran = self.run_farpage(build("grow.c"), "half", 70, ram="64M")
-        self.assertEqual((ran.returncode, ran.stdout, ran.stderr), (0, "ok\n", ""))
+        self.engine_in_children("64M")
+
+    def test_children_of_a_process_without_an_engine(self):
+        self.engine_in_children("180M")
 
 
 class Elsewhere(Situation):

@@ -1,6 +1,7 @@
 //! Forks that go round libc's `fork()`, so that its handlers do not run: `_Fork`, `clone` without shared memory, and
-//! the system calls made through `syscall`. Their children are to see the right bytes too, so the handlers are called
-//! here.
+//! the system calls made through `syscall`. Their children are to see the right bytes too, and have a part of the
+//! budget, so the handlers are called here, whatever the parent has: an engine that manages memory, one that only
+//! watches, or none.
 //!
 //! And `fork()`, with what libc calls it for (`daemon`, `forkpty`): a handler cannot refuse it, so what the child will
 //! need is had before ([`fork::reserve`]). Without that it fails with EAGAIN, as when the kernel has no room for
@@ -9,8 +10,8 @@
 //! And libc's handlers themselves: the engine's have to be the first ([`__register_atfork`]).
 //!
 //! What the program writes as a system call instruction of its own cannot be seen. Before the engine is active nothing
-//! is swapped out and all pass through: their children have no engine then, and may do what a process with one thread
-//! may (`unshare(CLONE_NEWUSER)`, `setns`). Of a process without an engine they are like any other child.
+//! is swapped out: a child has no engine then, and may do what a process with one thread may
+//! (`unshare(CLONE_NEWUSER)`, `setns`).
 
 use crate::call::{call, interposed};
 use crate::late::slots::take_over_new;
@@ -21,7 +22,6 @@ use farpage_base::sys::thread::thread_pointer;
 use farpage_run::fork;
 use farpage_run::lifecycle::fork_handlers;
 use farpage_run::lifecycle::preload::follow_forks;
-use farpage_run::lifecycle::start;
 use farpage_run::shared::state::engine;
 use std::arch::asm;
 use std::ffi::{c_char, c_int, c_void};
@@ -32,20 +32,9 @@ const SHARES: usize = (libc::CLONE_VM | libc::CLONE_FILES) as usize;
 /// needs the former.
 pub const VFORK: usize = libc::CLONE_VFORK as usize;
 
-/// Whether a child with these flags is to have the engine. One that was made unseen has none, nor have its own
-/// children.
+/// Whether the handlers are called around a call with these flags.
 pub fn followed(flags: usize) -> bool {
-    flags & SHARES == 0 && engine().is_some_and(|e| e.is_active() && e.fork.is_home())
-}
-
-/// What the call that makes a child with these flags returns: in one with memory of its own, made before there was an
-/// engine, that is all it needs.
-pub fn unfollowed(flags: usize, result: Answer) -> Answer {
-    result.inspect(|pid| {
-        if *pid == 0 && flags & SHARES == 0 {
-            start::fork_child();
-        }
-    })
+    flags & SHARES == 0
 }
 
 /// Makes a child that goes on at the same place as this thread, with libc's handlers around it. `places`: where the
@@ -54,7 +43,8 @@ pub fn around(places: &[usize], copy: impl FnOnce() -> Answer) -> Answer {
     fork::reserve()?;
     let forker = thread_pointer();
     fork_handlers::prepare();
-    for at in places.iter().filter(|at| **at != 0) {
+    // Without an engine all of it is there.
+    for at in places.iter().filter(|at| **at != 0 && engine().is_some()) {
         fork_handlers::touch(*at);
     }
     let result = copy();
@@ -82,11 +72,8 @@ pub fn clone3(args: [usize; 6], call: impl Fn([usize; 6]) -> Answer) -> Answer {
     if !(64..=size_of_val(&own)).contains(&size) || !read_own(args[0], &raw mut own as usize, size) {
         return call(args);
     }
-    if own[STACK] != 0 {
+    if own[STACK] != 0 || !followed(own[FLAGS]) {
         return call(args);
-    }
-    if !followed(own[FLAGS]) {
-        return unfollowed(own[FLAGS], call(args));
     }
     own[FLAGS] &= !VFORK;
     around(&[own[CHILD_TID], own[TLS]], || call([&raw const own as usize, size, 0, 0, 0, 0]))
@@ -107,9 +94,6 @@ fn read_own(from: usize, to: usize, len: usize) -> bool {
 /// Calls what forks by libc's `fork()`, with what the child will need.
 fn reserved(fork: impl FnOnce() -> c_int) -> c_int {
     take_over_new();
-    if !followed(0) {
-        return fork();
-    }
     if let Err(error) = fork::reserve() {
         return answer(Err(error)) as c_int;
     }
@@ -131,7 +115,7 @@ interposed! {
             -1 => Err(raw::Errno::from_raw_os_error(*libc::__errno_location())),
             pid => Ok(pid as usize),
         };
-        answer(if followed(0) { around(&[], copy) } else { unfollowed(0, copy()) }) as libc::pid_t
+        answer(around(&[], copy)) as libc::pid_t
     };
     /// `pthread_atfork` calls it, that part of it being in each program; the engine's handlers come before the first.
     /// May be called before the initialiser, by what is initialised earlier.

@@ -1,15 +1,18 @@
 /* Gets memory in one way, fills it, reads it back:
  *
- *     grow WAY MB [ENGINE]
+ *     grow WAY MB [ENGINE [FORK]]
  *
  * Prints "ok". With ENGINE it waits for an engine thread in the process that has got the memory: before it fills what
- * it got at once, after it has filled what it got in pieces. */
+ * it got at once, after it has filled what it got in pieces. FORK: how children of "child" and "half" are made. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <err.h>
 #include <fcntl.h>
 #include <malloc.h>
+#include <linux/sched.h>
 #include <pthread.h>
+#include <sched.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -212,36 +215,68 @@ static void thread_stack(void)
 	pthread_join(thread, NULL);
 }
 
+static const char *how = "fork";
+static char *inherited;
+
+static pid_t made(int (*run)(void *))
+{
+	static char stack[256 << 10];
+	struct clone_args args = {.exit_signal = SIGCHLD};
+	pid_t pid = -1;
+	if (strcmp(how, "fork") == 0)
+		pid = fork();
+	else if (strcmp(how, "_Fork") == 0)
+		pid = _Fork();
+	else if (strcmp(how, "SYS_fork") == 0)
+		pid = syscall(SYS_fork);
+	else if (strcmp(how, "SYS_clone") == 0)
+		pid = syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+	else if (strcmp(how, "SYS_clone3") == 0)
+		pid = syscall(SYS_clone3, &args, sizeof args);
+	else if (strcmp(how, "clone") == 0)
+		pid = clone(run, stack + sizeof stack, SIGCHLD, NULL);
+	if (pid == 0)
+		_exit(run(NULL));
+	return pid;
+}
+
+static void in_child_that(int (*run)(void *))
+{
+	int status;
+	pid_t pid = made(run);
+	if (pid < 0 || waitpid(pid, &status, 0) != pid || status)
+		errx(1, "the child ended with %x", status);
+}
+
+static int fill_inherited(void *unused)
+{
+	(void)unused;
+	both(inherited, bytes);
+	return 0;
+}
+
 /* A child fills what its parent has only reserved. */
 static void in_child(void)
 {
-	int status;
-	char *p = checked(mapped(bytes));
-	pid_t pid = fork();
-	if (pid == 0) {
-		both(p, bytes);
-		_exit(0);
-	}
-	if (waitpid(pid, &status, 0) != pid || status)
-		errx(1, "the child ended with %x", status);
+	inherited = checked(mapped(bytes));
+	in_child_that(fill_inherited);
+}
+
+static int fill_own(void *unused)
+{
+	(void)unused;
+	char *own = checked(mapped(bytes));
+	both(own, bytes);
+	check(inherited, bytes / 2);
+	return 0;
 }
 
 /* A child of a process that has filled half. */
 static void in_child_after_half(void)
 {
-	int status;
-	size_t half = bytes / 2;
-	char *p = checked(mapped(half)), *own;
-	fill(p, half);
-	pid_t pid = fork();
-	if (pid == 0) {
-		own = checked(mapped(bytes));
-		both(own, bytes);
-		check(p, half);
-		_exit(0);
-	}
-	if (waitpid(pid, &status, 0) != pid || status)
-		errx(1, "the child ended with %x", status);
+	inherited = checked(mapped(bytes / 2));
+	fill(inherited, bytes / 2);
+	in_child_that(fill_own);
 }
 
 /* A child that nobody announces fills its own. */
@@ -263,6 +298,8 @@ int main(int argc, char **argv)
 		errx(2, "usage: grow WAY MB [ENGINE]");
 	const char *way = argv[1];
 	wants_engine = argc > 3;
+	if (argc > 4)
+		how = argv[4];
 	bytes = strtoul(argv[2], NULL, 10) << 20;
 #define WAY(name) (strcmp(way, name) == 0)
 	if (WAY("mmap"))

@@ -258,7 +258,11 @@ pub(crate) fn ready() {
 
 /// There will be none.
 pub(crate) fn failed(why: &StartError) {
-    warn_once_in_tree(WarningKind::NoEngine, &format!("{why}; this process goes on without a budget"));
+    // What a sandbox forks that has no /proc counts in its tree, and others make room: that is said if it is much.
+    let is_child = PLAN.get().is_some_and(|plan| plan.is_child.load(SeqCst));
+    if !matches!(why, StartError::Proc(..)) || !is_child || tree::mine().is_none() {
+        warn_once_in_tree(WarningKind::NoEngine, &format!("{why}; this process goes on without a budget"));
+    }
     CHARGES.allow(UNLIMITED);
     if let Some(mine) = tree::mine() {
         mine.is_left_to_others(std::process::id());

@@ -240,7 +240,7 @@ fn wake(plan: &'static StartPlan, and_wait: bool) {
 }
 
 /// In a child with memory of its own, made while there was no engine.
-pub fn fork_child() {
+pub(crate) fn fork_child() {
     if !dormant::fork_child(None) {
         doze();
     }
