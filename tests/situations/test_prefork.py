@@ -28,6 +28,11 @@ class Prefork(Situation):
     def test_many_workers_with_memory_of_their_own(self):
         self.settle(32, 0, 12, own=12)
 
+    def test_children_that_sleep_leave_the_others_what_they_do_not_use(self):
+        # What they could fill is more than the budget, what they have a fifth of it.
+        ours = self.run_farpage(build("sleepers.c"), 100, 30, ram="64M")
+        self.assertEqual((ours.returncode, ours.stdout, ours.stderr), (0, "ok\n", ""))
+
     def test_no_request_waits_while_others_answer_theirs(self):
         # Four workers that need 24 MiB each, and each request takes a tenth of a second of its worker's own time: so
         # one that waits for its worker's turn for two seconds sees no more than twenty of another's.

@@ -33,7 +33,7 @@ const EPOCHS: u32 = (1 << (64 - PAGES_BITS)) - 1;
 /// Pages of a dead member that stop counting in a microsecond: 2 GiB a second, slower than any kernel frees.
 const FADE_PAGES_US: u64 = 1;
 
-/// A member's place, of which only the owner writes the claim.
+/// A member's place. The owner writes the claim; another only while it has not changed ([`Claim::set_if`]).
 #[repr(C)]
 #[derive(Debug)]
 pub struct Claim {
@@ -102,7 +102,7 @@ impl Claim {
 
     /// What its owner has claimed, whether it lives or not.
     pub fn held(&self) -> u64 {
-        self.word.load(SeqCst) & PAGES
+        pages_in(self.word())
     }
 
     /// Pages that are claimed here, also for what the dead still have.
@@ -140,10 +140,31 @@ impl Claim {
         self.change(|_| pages.min(PAGES));
     }
 
+    /// The claim is so many pages at most. Owner only.
+    pub fn at_most(&self, pages: u64) {
+        self.change(|now| now.min(pages));
+    }
+
+    /// The claim as one word, which changes when it does: its pages are [`pages_in`] that.
+    pub fn word(&self) -> u64 {
+        self.word.load(SeqCst)
+    }
+
+    /// By another than the owner: the claim is so many pages, if it is `word` still. The new word.
+    pub fn set_if(&self, word: u64, pages: u64) -> Option<u64> {
+        let new = (word & !PAGES) | pages.min(PAGES);
+        self.word.compare_exchange(word, new, SeqCst, SeqCst).is_ok().then_some(new)
+    }
+
     fn change(&self, to: impl Fn(u64) -> u64) {
         let next = |word| Some((word & !PAGES) | to(word & PAGES));
         let _ = self.word.fetch_update(SeqCst, SeqCst, next);
     }
+}
+
+/// Pages of a claim that was read as one word ([`Claim::word`]).
+pub fn pages_in(word: u64) -> u64 {
+    word & PAGES
 }
 
 /// The sum of all claims, each clamped to `most`.

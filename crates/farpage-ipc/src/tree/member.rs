@@ -49,7 +49,7 @@ impl ClampedPages {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum MemberKind {
-    /// It has the library and no engine: it claims all that it could fill, and gives nothing.
+    /// It has the library and no engine: it claims what it could fill, and gives nothing.
     Dormant = 1,
     /// Its engine watches it, and manages nothing yet.
     Watched = 2,
@@ -107,7 +107,7 @@ pub struct Member {
     pub since_us: AtomicU64,
     /// What it steers at: the claim, or less while it gives.
     pub target: ClampedPages,
-    /// What it has.
+    /// What it has. Without an engine: as far as it is known.
     pub used: ClampedPages,
     /// Of its resident memory, what others pay for.
     pub shared: ClampedPages,
@@ -129,6 +129,10 @@ pub struct Member {
     pub need: ClampedPages,
     /// Since when it waits for its turn: the member that has waited longest comes first.
     pub turn_us: AtomicU64,
+    /// Without an engine: what it could fill, which it claims unless it has been still (`still`).
+    pub reach: ClampedPages,
+    /// Its claim at the look before, as one word.
+    pub(super) claim_word: AtomicU64,
     /// Until then it keeps [`CHILD`] free for a child that it forks, microseconds.
     pub for_child_until_us: AtomicU64,
     /// Slots that its files have, by swap device.
@@ -144,8 +148,10 @@ pub struct Member {
 impl Member {
     /// A process takes the place.
     pub(super) fn begin(&self, pid: u32, namespace: u64, kind: MemberKind) {
-        let numbers = [&self.target, &self.used, &self.shared, &self.immovable, &self.swapped, &self.floor];
+        let numbers =
+            [&self.target, &self.used, &self.shared, &self.immovable, &self.swapped, &self.floor, &self.reach];
         numbers.iter().for_each(|number| number.store(0));
+        self.claim_word.store(0, Relaxed);
         self.stalls.store(0, Relaxed);
         self.says_nothing();
         self.park.store(0, SeqCst);

@@ -11,6 +11,7 @@
 //! | [`areas`] | which process has which part of an export |
 //! | [`joining`] | how a process takes its place |
 //! | [`strangers`] | processes without the library, and what ended members have left |
+//! | `still` | processes without an engine that sleep claim what they have |
 //! | [`sums`] | what all processes have counted, also those that have ended |
 //! | [`largest`] | the processes that had most, also when they have ended |
 //! | [`mapped`] | a segment of others, mapped for a while |
@@ -28,6 +29,7 @@ pub mod joining;
 pub mod largest;
 pub mod mapped;
 mod member;
+mod still;
 pub mod strangers;
 pub mod sums;
 
@@ -80,6 +82,8 @@ pub struct Header {
     said: AtomicU32,
     /// When a member last looked after processes that cannot do so themselves, microseconds.
     swept_us: AtomicU64,
+    /// The place of the next process to look at that may be still.
+    next_still: AtomicU32,
     /// The largest sum that was seen.
     pub peak: ClampedPages,
     /// Pages that have left the memory of any member: the clock by which all say how old theirs are.
@@ -316,8 +320,12 @@ impl Segment {
 
     /// Places that were ever taken.
     pub fn places(&self) -> impl Iterator<Item = &Member> {
+        self.places_taken().iter()
+    }
+
+    fn places_taken(&self) -> &[Member] {
         let used = self.header.used_places.load(SeqCst) as usize;
-        self.members[..used.min(MEMBERS)].iter()
+        &self.members[..used.min(MEMBERS)]
     }
 
     /// Members that live.
@@ -374,10 +382,10 @@ impl Segment {
         self.living().filter(forks).count() as u64 * CHILD
     }
 
-    /// Of that, what processes claim that have the library and no engine.
+    /// What processes could fill that have the library and no engine.
     pub fn dormant(&self) -> u64 {
         let dormant = self.living().filter(|m| m.kind() == MemberKind::Dormant);
-        dormant.fold(0, |sum, m| sum.saturating_add(m.claim.held()))
+        dormant.fold(0, |sum, m| sum.saturating_add(m.claim.held().max(m.reach.load())))
     }
 
     /// `member` wants so many pages more; how many it gets.

@@ -14,7 +14,7 @@
 //! children, the preload library around exec. No locks: the look is taken by one of them at a time, by a word with the
 //! time of the last one. No allocation.
 
-use super::{Member, MemberKind, Segment, mine, own_namespace, segment};
+use super::{Member, MemberKind, Segment, mine, own_namespace, segment, still};
 use farpage_base::sys::clock::now_us;
 use farpage_base::sys::proc::{children_of, is_other_program, pages_of, started_us_of};
 use rustix::process::{Pid, test_kill_process};
@@ -155,7 +155,8 @@ pub struct StrangersTotal {
 pub fn are_left_to(segment: &Segment, mine: &Member) -> bool {
     let now = now_us();
     let cannot = |m: &Member| matches!(m.kind(), MemberKind::Leaving | MemberKind::Stranger);
-    segment.living().any(cannot) && segment.living().find(|m| m.is_looking(now)).is_some_and(|m| std::ptr::eq(m, mine))
+    let some = segment.living().any(cannot) || segment.may_be_surprised();
+    some && segment.living().find(|m| m.is_looking(now)).is_some_and(|m| std::ptr::eq(m, mine))
 }
 
 /// A program is about to be started in its place: if the processes that look rest, one is to look soon.
@@ -182,6 +183,7 @@ pub fn sweep(segment: &Segment) -> Option<StrangersTotal> {
             (most, held.largest) = (pages, member.pid.load(Relaxed));
         }
     }
+    still::look_at_some(segment, namespace, now);
     segment.header.strangers_peak.at_least(held.pages);
     let looks = &segment.header.strangers_looks;
     match held.pages > segment.budget() / MUCH_PART {

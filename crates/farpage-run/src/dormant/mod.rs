@@ -235,7 +235,7 @@ pub(crate) fn end() {
     let Some(plan) = dormant() else { return };
     let (stat, mine) = (plan.stat(), tree::mine());
     // There are many small ones, which begin and end all the time, and no user asks for those.
-    if stat.is_some() || mine.is_some_and(|member| member.claim.held() > unwatched::SMALL) {
+    if stat.is_some() || mine.is_some_and(|member| member.reach.load() > unwatched::SMALL) {
         let reach = here(0);
         stat.into_iter().for_each(|stat| publish(stat, reach));
         if let Some(segment) = tree::segment() {

@@ -18,7 +18,7 @@ static FORKED_WITH: AtomicU64 = AtomicU64::new(0);
 /// In a forked child without an engine: takes a place of its own. What its parent could fill it can, too, and what its
 /// parent has it can copy without a word: `reach` pages, where its parent does not say so itself. As [`hold`].
 pub(crate) fn forked(reach: Option<u64>) -> bool {
-    let of_parent = || tree::place().map_or(0, |parent| parent.used.load());
+    let of_parent = || tree::place().map_or(0, |parent| parent.reach.load());
     let pages = reach.unwrap_or_else(of_parent);
     FORKED_WITH.store(pages, Relaxed);
     if !tree::joining::fork_child() && tree::segment().is_some() {
@@ -40,9 +40,9 @@ pub(crate) fn hold(pages: u64) -> bool {
         return true; // the launcher of another tree, which claims for that
     }
     let now = mine.claim.held();
-    mine.used.store(pages);
+    mine.reach.store(pages);
     if pages <= now {
-        mine.claim.sub(now - pages);
+        mine.claim.at_most(pages);
         return true;
     }
     let want = pages - now;
@@ -57,7 +57,7 @@ pub(crate) fn hold(pages: u64) -> bool {
     // A quarter of the budget is for those that can give. A forked child has brothers, with which it is to share: what
     // it has without an engine no other gets. Those that ended without a word have nothing any more.
     let is_full = || match forked_with() {
-        0 => segment.free() < segment.budget() / 4 + want,
+        0 => free(segment) < segment.budget() / 4 + want,
         _ => is_full_for_child(segment, pages),
     };
     if is_full() && (strangers::sweep(segment).is_none() || is_full()) {
@@ -71,14 +71,19 @@ pub(crate) fn hold(pages: u64) -> bool {
 }
 
 fn is_full_for_child(segment: &Segment, pages: u64) -> bool {
-    segment.free() < segment.budget() / 2 + pages
+    free(segment) < segment.budget() / 2 + pages
+}
+
+/// What is free also when all processes without an engine have filled what they could.
+fn free(segment: &Segment) -> u64 {
+    segment.free().saturating_sub(segment.hidden())
 }
 
 /// Whether this process has so much that there is no room for a child which could copy all of it: one that is forked
 /// gets an engine, and what it has then only this process can give.
 pub(crate) fn leaves_no_room_for_a_child() -> bool {
     let (Some(segment), Some(mine)) = (tree::segment(), tree::mine()) else { return false };
-    let pages = mine.claim.held();
+    let pages = mine.reach.load();
     let is_large = pages > SMALL.max(segment.budget() / SMALL_PART);
     is_large && mine.kind() == MemberKind::Dormant && is_full_for_child(segment, pages)
 }

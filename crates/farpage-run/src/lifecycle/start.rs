@@ -146,6 +146,9 @@ fn look(more: u64) {
     if let Some(stat) = plan.stat() {
         publish(stat, reach);
     }
+    if let Some(mine) = tree::mine() {
+        mine.used.store(reach.resident / PAGE_SIZE as u64);
+    }
     // What is to be parked has to be watched.
     let most = threshold(plan.conf.ram).min(if plan.conf.idle.is_some() { WORTH_PARKING } else { u64::MAX });
     let reach = reach.bytes().saturating_add(more);

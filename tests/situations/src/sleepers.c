@@ -1,0 +1,46 @@
+/* sleepers N MB: forks N children that sleep, then fills MB MiB, and waits until all of that is in memory at once. */
+#include <err.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static long resident(void)
+{
+	long all = 0, shared = 0;
+	FILE *file = fopen("/proc/self/statm", "r");
+	if (!file || fscanf(file, "%*d %ld %ld", &all, &shared) != 2)
+		err(2, "statm");
+	fclose(file);
+	return all - shared;
+}
+
+int main(int argc, char **argv)
+{
+	if (argc != 3)
+		errx(2, "usage: sleepers N MB");
+	int n = atoi(argv[1]);
+	long pages = atol(argv[2]) * 256;
+	pid_t *pids = calloc(n, sizeof *pids);
+	for (int i = 0; i < n; i++) {
+		pids[i] = fork();
+		if (pids[i] < 0)
+			err(2, "fork");
+		while (pids[i] == 0)
+			pause();
+	}
+	volatile long *memory = mmap(NULL, pages * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	do {
+		for (long i = 0; i < pages; i++)
+			memory[i * 512] = i;
+		usleep(10000);
+	} while (resident() < pages);
+	for (int i = 0; i < n; i++)
+		kill(pids[i], SIGKILL);
+	while (wait(NULL) > 0)
+		;
+	puts("ok");
+	return 0;
+}
