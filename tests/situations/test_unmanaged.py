@@ -91,6 +91,22 @@ class Unmanaged(Measured):
             r"[89]\.\d MiB of written pages of private file mappings, most of them of /.*budget of 24\.0 MiB.*\n$",
         )
 
+    def test_what_several_have_is_told_though_each_has_much(self):
+        three = 'for i in 1 2 3; do "$0" file 20 1 & done; wait'
+        run = self.run_farpage("sh", "-c", three, self.program, ram="32M")
+        self.assertEqual((run.returncode, run.stdout), (0, "right\n" * 3), run.stderr)
+        self.assertRegex(
+            run.stderr,
+            r"^farpage: [456]\d\.\d MiB of the programs' memory cannot be swapped out, [12]\d\.\d MiB of it in process "
+            r"\d+: [12]\d\.\d MiB of written pages of private file mappings, .*budget of 32\.0 MiB.*\n$",
+        )
+
+    def test_nothing_is_said_while_all_of_it_fits(self):
+        # Two more have reserved what they do not use.
+        five = 'for mb in 1 1 20 20 20; do "$0" kept $mb 4 & done; wait'
+        run = self.run_farpage("sh", "-c", five, self.program, ram="67M")
+        self.assertEqual((run.returncode, run.stdout, run.stderr), (0, "right\n" * 5, ""))
+
     @unless_root
     def test_they_are_in_a_program_that_has_become_another_user(self):
         self.test_written_pages_of_a_file_are_named_and_leave_the_rest_room(NOBODY)

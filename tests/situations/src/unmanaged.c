@@ -2,7 +2,8 @@
  * stack, locked pages, shared memory, many small mappings, pieces of a reserved place. Fills so much of it, then uses
  * a heap beside it, and checks both several times.
  *
- * usage: unmanaged KIND MIB HEAP_MIB [USER]     KIND: file, code, stack, locked, shared, small, pieces, heap
+ * usage: unmanaged KIND MIB HEAP_MIB [USER]     KIND: file, code, stack, locked, shared, small, pieces, heap;
+ *                                               kept: of a file, filled once and kept for two seconds, without a child
  *
  * USER: a number; the program becomes that user first, so it cannot be dumped, and its files in /proc are root's.
  * stack: run with a sufficient limit (ulimit -s). Prints "right", or what is wrong. A child is forked each time that
@@ -22,7 +23,7 @@
 enum { PAGE = 4096 };
 
 static size_t heap_bytes, wrong;
-static int shared;
+static int shared, kept;
 static uint64_t *heap;
 static volatile sig_atomic_t signals;
 
@@ -47,6 +48,11 @@ static void tell(const char *who) {
 }
 
 static void use(uint64_t *memory, size_t bytes) {
+    if (kept) {
+        fill(memory, bytes, 1);
+        sleep(2);
+        return check(memory, bytes, 1);
+    }
     for (uint64_t salt = 1; salt <= 3; salt++) {
         fill(memory, bytes, salt);
         fill(heap, heap_bytes, ~salt);
@@ -127,7 +133,8 @@ int main(int argc, char **argv) {
     if (!strcmp(argv[1], "stack")) {
         use_stack(bytes);
     } else {
-        if (!strcmp(argv[1], "file")) {
+        kept = !strcmp(argv[1], "kept");
+        if (kept || !strcmp(argv[1], "file")) {
             FILE *file = tmpfile();
             need(file && ftruncate(fileno(file), (off_t)bytes) == 0, "tmpfile");
             fd = fileno(file), flags = MAP_PRIVATE;

@@ -64,8 +64,8 @@ pub(crate) struct Unmanaged {
     found: UnmanagedPages,
     /// Since when its tree has been above the budget because of such memory.
     over_since: Option<Instant>,
-    /// Pages that the look before found.
-    before: u64,
+    /// Pages that the look before found, here and in the tree.
+    before: (u64, i64),
 }
 
 static WARNED_SHARED: AtomicBool = AtomicBool::new(false);
@@ -163,15 +163,13 @@ impl Unmanaged {
             return;
         }
         if is_due(&mut self.next, now, PAUSE) {
-            self.before = self.found.pages();
+            self.before = (self.found.pages(), pages_of_tree().1);
             if self.count(e, maps, buffer) {
                 e.budget.unmanaged_is(self.found.pages() as i64);
             }
             self.next = Some(now + PAUSE.max(now.elapsed() * PAUSE_TIMES));
         }
         let (pages, stuck) = (self.found.pages(), e.budget.stuck());
-        // Not while it grows: told is how much it is.
-        let grows = pages > self.before + self.before / 32;
         // In a tree, what is promised grows at the cost of others first.
         let (most, mine) = (e.most_pages(), pages as i64 + stuck);
         // What forked processes share would be counted several times.
@@ -182,8 +180,11 @@ impl Unmanaged {
             false => None,
         };
         let is_alone = now_has.rss > most.min(e.budget.promised()) && mine > most / 2;
-        let exceeds = is_alone || self.over_since.is_some_and(|since| now - since > OVER_FOR);
-        let of_tree = if is_alone { mine } else { immovable };
+        let is_over = used > most || tree::segment().is_none();
+        let exceeds = is_alone && is_over || self.over_since.is_some_and(|since| now - since > OVER_FOR);
+        let of_tree = immovable.max(mine);
+        // Not while it grows: told is how much it is.
+        let grows = pages > self.before.0 + self.before.0 / 32 || immovable > self.before.1 + self.before.1 / 32;
         let is_settled = !grows && !now_has.leaves_soon;
         if exceeds && is_settled && e.budget.is_crowded(e.budget.unmanaged()) && !warn_once::is_said(WarningKind::Stuck)
         {
