@@ -11,8 +11,8 @@ use std::sync::atomic::Ordering::SeqCst;
 /// Processes that ended without a word are looked for at least so often, where processes are started. Microseconds.
 const SWEEP_US: u64 = 1_000_000;
 
-/// Maps the segment that this process inherited, and takes a place in it. Called once, by the initialiser. False: there
-/// is none, or no place is free.
+/// Maps the segment that this process inherited, and takes a place in it, if one is free. Called once, by the
+/// initialiser. False: there is none.
 pub fn join() -> bool {
     let Some((fd, _)) = inherited() else { return false };
     // SAFETY: open, and used only here.
@@ -28,7 +28,8 @@ pub fn join() -> bool {
         segment.members[place].claim.begin();
         segment.members[place].begin(pid, namespace, MemberKind::Dormant);
     }
-    set_place(before.or_else(|| take(segment, pid, namespace)), pid)
+    set_place(before.or_else(|| take(segment, pid, namespace)), pid);
+    true
 }
 
 /// In a forked child: its parent's place is not its own. Takes one; false: none is free.

@@ -18,7 +18,7 @@ use std::sync::atomic::Ordering::Relaxed;
 /// So many are read at a look: a few microseconds each.
 const PER_LOOK: usize = 32;
 /// What one that is still claims beside what it has, pages, and this part of that.
-const STEP: u64 = 16;
+const STEP: u64 = 4;
 const STEP_PART: u64 = 8;
 
 impl Segment {

@@ -30,6 +30,8 @@ const LOOK_US: u64 = LOOK.as_micros() as u64;
 const MUCH_PART: u64 = 10;
 /// ... at so many looks, one after the other.
 const MUCH_LOOKS: u32 = 10;
+/// Of more places than this only a part is looked at each time for processes that have ended.
+const ALL_AT_ONCE: u64 = 512;
 /// One look in so many is a close one.
 const CLOSELY: u64 = 64;
 /// What the kernel says of a start is rounded to this.
@@ -200,8 +202,12 @@ fn look_at(segment: &Segment, member: &Member, now: u64) -> u64 {
         // The kernel says when these end, unless it was not allowed to.
         MemberKind::Watched | MemberKind::Managed if owner != pid => 0,
         MemberKind::Watched | MemberKind::Managed | MemberKind::Dormant | MemberKind::Nested => {
+            let (turn, parts) = (now / LOOK_US + u64::from(pid), 1 + segment.places_taken().len() as u64 / ALL_AT_ONCE);
+            if !turn.is_multiple_of(parts) {
+                return 0;
+            }
             // Another process with the same id is looked for seldom: it takes the kernel some microseconds to tell.
-            let closely = (now / LOOK_US + u64::from(pid)).is_multiple_of(CLOSELY);
+            let closely = (turn / parts).is_multiple_of(CLOSELY);
             if !(if closely { is_there(pid, member) } else { exists(pid) }) {
                 member.claim.owner_has_left(owner);
             }

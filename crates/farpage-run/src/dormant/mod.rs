@@ -358,7 +358,7 @@ pub(crate) fn fork_child(reach: Option<u64>) -> bool {
         _ => {}
     }
     let holds = unwatched::forked(reach);
-    if tree::mine().is_some() {
+    if tree::segment().is_some() {
         // What its parent may still be given is not its own.
         CHARGES.drain();
         CHARGES.allow(if holds { LOOK_BYTES_MIN } else { DOZE_BYTES });

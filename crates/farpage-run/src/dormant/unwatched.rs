@@ -21,9 +21,7 @@ pub(crate) fn forked(reach: Option<u64>) -> bool {
     let of_parent = || tree::place().map_or(0, |parent| parent.reach.load());
     let pages = reach.unwrap_or_else(of_parent);
     FORKED_WITH.store(pages, Relaxed);
-    if !tree::joining::fork_child() && tree::segment().is_some() {
-        FORKED_WITH.store(0, Relaxed);
-    }
+    tree::joining::fork_child();
     hold(pages)
 }
 
@@ -33,9 +31,10 @@ pub(crate) fn forked_with() -> u64 {
 }
 
 /// A process without an engine could fill so many pages: claims them. False: there is not as much, or so much that
-/// others may want some of it back; a monitor is to watch it.
+/// others may want some of it back; a monitor is to watch it. So it is where the tree has no place for it.
 pub(crate) fn hold(pages: u64) -> bool {
-    let (Some(segment), Some(mine)) = (tree::segment(), tree::mine()) else { return true };
+    let Some(segment) = tree::segment() else { return true };
+    let Some(mine) = tree::mine() else { return false };
     if mine.kind() == MemberKind::Nested {
         return true; // the launcher of another tree, which claims for that
     }

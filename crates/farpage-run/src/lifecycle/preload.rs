@@ -52,8 +52,8 @@ fn alone(conf: &mut Conf) {
     const PART: u64 = 16;
     conf.ram = (conf.ram / PART).max(RAM_MIN).min(conf.ram);
     let budget = size::format(conf.ram);
-    let text = format!("the descriptor {} is gone, or the tree has too many processes", tree::ENV_TREE_FD);
-    warn_once_in_tree(WarningKind::NoDevice, &format!("{text}: this one has a budget of {budget} of its own"));
+    let text = format!("the descriptor {} is gone: this one has a budget of {budget} of its own", tree::ENV_TREE_FD);
+    warn_once_in_tree(WarningKind::NoPlace, &text);
 }
 
 /// Registers the handlers of forks, once; false: no memory for that. In a child libc calls handlers in the order in

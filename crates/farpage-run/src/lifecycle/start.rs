@@ -336,7 +336,7 @@ pub(crate) fn fork_child_of(e: &Engine) {
     let reach = here(GIVEN.load(SeqCst)).bytes();
     let holds = dormant::fork_child(Some(reach / PAGE_SIZE as u64));
     let Some(plan) = dormant() else { return };
-    if tree::mine().is_some() {
+    if tree::segment().is_some() {
         if !holds {
             doze();
         }

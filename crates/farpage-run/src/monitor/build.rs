@@ -70,7 +70,10 @@ pub(crate) fn build(plan: &'static StartPlan) -> Result<&'static Engine, StartEr
     // managed nothing.
     let table = unsafe { PageTable::new(arena.table) };
     let controls = Controls::new(conf.tune.clone());
-    let claimed = tree::mine().map(|member| member.claim.held().max(share::FLOOR as u64));
+    if tree::is_without_place() {
+        tree::joining::fork_child(); // others may have ended since
+    }
+    let claimed = tree::segment().map(|_| tree::mine().map_or(0, |mine| mine.claim.held()).max(share::FLOOR as u64));
     let mut budget = Budget::new(claimed.unwrap_or(conf.ram.div_ceil(PAGE_SIZE as u64)));
     budget.hold(&controls);
     let mut lru = Lru::new((conf.ram / PAGE_SIZE as u64) as usize);

@@ -2,7 +2,7 @@
 //! looks after, because they cannot. The words in the tree's segment are [`farpage_ipc::tree`]'s. No locks.
 
 use crate::budget::share::{self, TreeLook, TreeShare};
-use crate::budget::shared_pages::{SharedPages, pages};
+use crate::budget::shared_pages::SharedPages;
 use crate::dormant::unwatched;
 use crate::shared::state::Engine;
 use crate::shared::warn_once::{self, WarningKind, warn_once_in_tree};
@@ -128,11 +128,17 @@ impl Membership {
 /// Takes this thread's part in the tree: the kernel marks the place when the process ends.
 fn tree_share(e: &Engine, is_child: bool) -> Option<TreeShare> {
     if is_child && tree::segment().is_some() {
-        // Where no place is free, a part, as for a program that has lost its tree.
-        let placed = tree::joining::fork_child();
-        let pages = if placed { share::FLOOR } else { share::FLOOR.max(pages(e.conf.ram) / 16) };
-        e.budget.promise(pages);
+        tree::joining::fork_child();
+        e.budget.promise(share::FLOOR);
         e.budget.sample(0, e.budget.grown());
+    }
+    if tree::is_without_place() {
+        let (most, has) = (tree::MEMBERS, size::format(share::FLOOR as u64 * PAGE_SIZE as u64));
+        let text = format!(
+            "more than {most} processes run: each one beyond that has a budget of {has} of its own, and is slow; \
+             `farpage run` for such a part of them gives it a tree of its own"
+        );
+        warn_once_in_tree(WarningKind::NoPlace, &text);
     }
     let (segment, mine) = (tree::segment()?, tree::mine()?);
     if is_child {

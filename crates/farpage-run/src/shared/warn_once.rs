@@ -38,6 +38,8 @@ pub enum WarningKind {
     Proc,
     /// A child can write to a swap file of its parent's.
     SwapFileInChild,
+    /// A process has no place in its tree.
+    NoPlace,
 }
 
 /// What this process, or one that it was forked from, has said.
