@@ -2,9 +2,12 @@
 memory, and however small the parent is beside the budget. Many of them fit a small one, and none waits for long for the
 others."""
 
+import os
+import signal
+import subprocess
 import unittest
 
-from situation import Situation, build
+from situation import FARPAGE, Situation, build
 
 
 class Prefork(Situation):
@@ -32,6 +35,20 @@ class Prefork(Situation):
         # What they could fill is more than the budget, what they have a fifth of it.
         ours = self.run_farpage(build("sleepers.c"), 100, 30, ram="64M")
         self.assertEqual((ours.returncode, ours.stdout, ours.stderr), (0, "ok\n", ""))
+
+    def test_many_that_have_more_than_the_budget_and_cannot_give_are_told(self):
+        said = self.dir / "said"
+        argv = [FARPAGE, "run", "--ram", "24M", "--", build("sleepers.c"), "60", "0", "700"]
+        with said.open("w") as file:
+            process = subprocess.Popen(argv, stderr=file, start_new_session=True)
+        self.addCleanup(process.wait)
+        self.addCleanup(os.killpg, process.pid, signal.SIGKILL)
+        self.wait_until("something is said", lambda: said.read_text().endswith("\n"))
+        self.assertRegex(
+            said.read_text(),
+            r"\Afarpage: \d\d processes have [2-4]\d\.\d MiB of the budget of 24\.0 MiB, and none can give more; the "
+            r"largest is process \d+ \(sleepers\): .*\n\Z",
+        )
 
     def test_no_request_waits_while_others_answer_theirs(self):
         # Four workers that need 24 MiB each, and each request takes a tenth of a second of its worker's own time: so

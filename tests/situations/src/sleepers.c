@@ -1,8 +1,10 @@
-/* sleepers N MB: forks N children that sleep, then fills MB MiB, and waits until all of that is in memory at once. */
+/* sleepers N MB [KIB]: forks N children that sleep, then fills MB MiB, and waits until all of that is in memory at once.
+ * With KIB the children fill so many KiB each before they sleep, and the parent waits for their end. */
 #include <err.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -19,8 +21,8 @@ static long resident(void)
 
 int main(int argc, char **argv)
 {
-	if (argc != 3)
-		errx(2, "usage: sleepers N MB");
+	if (argc < 3)
+		errx(2, "usage: sleepers N MB [KIB]");
 	int n = atoi(argv[1]);
 	long pages = atol(argv[2]) * 256;
 	pid_t *pids = calloc(n, sizeof *pids);
@@ -28,9 +30,13 @@ int main(int argc, char **argv)
 		pids[i] = fork();
 		if (pids[i] < 0)
 			err(2, "fork");
+		if (pids[i] == 0 && argc > 3)
+			explicit_bzero(malloc(atol(argv[3]) * 1024), atol(argv[3]) * 1024);
 		while (pids[i] == 0)
 			pause();
 	}
+	if (argc > 3)
+		return wait(NULL) < 0;
 	volatile long *memory = mmap(NULL, pages * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	do {
 		for (long i = 0; i < pages; i++)

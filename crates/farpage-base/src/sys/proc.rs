@@ -279,11 +279,7 @@ pub fn shared_anonymous_pages(proc: &Proc) -> Result<Shared, Errno> {
     let file = proc.file("self/smaps_rollup")?;
     let mut buf = [0u8; 2048];
     let n = pread(&file, &mut buf, 0)?;
-    let kib = |name: &[u8]| {
-        let mut lines = buf[..n].split(|b| *b == b'\n');
-        let text = lines.find_map(|line| line.strip_prefix(name))?;
-        number(text.trim_ascii().strip_suffix(b" kB")?)
-    };
+    let kib = |name: &[u8]| kib_of(&buf[..n], name);
     let pages = |kib: u64| kib as i64 * 1024 / farpage_swap::PAGE_SIZE as i64;
     match (kib(b"Anonymous:"), kib(b"Pss_Anon:"), kib(b"Private_Dirty:")) {
         (Some(resident), Some(share), Some(own)) => Ok(Shared {
@@ -321,6 +317,19 @@ pub fn pages_of(pid: u32) -> Option<u64> {
     let mut words = read_of(pid, "statm", &mut buf)?.split(|b| *b == b' ').map(number);
     let (resident, shared) = (words.nth(1)??, words.next()??);
     Some(resident.saturating_sub(shared))
+}
+
+/// Anonymous pages that another process pays for, those that it shares by its part; `None`: it is gone, or may not be
+/// looked into. Takes the kernel a walk through its page tables.
+pub fn anonymous_share_of(pid: u32) -> Option<u64> {
+    let mut buf = [0u8; 2048];
+    kib_of(read_of(pid, "smaps_rollup", &mut buf)?, b"Pss_Anon:").map(|kib| kib * 1024 / farpage_swap::PAGE_SIZE as u64)
+}
+
+/// What a line of `/proc/PID/smaps_rollup` says.
+fn kib_of(text: &[u8], name: &[u8]) -> Option<u64> {
+    let text = text.split(|b| *b == b'\n').find_map(|line| line.strip_prefix(name))?;
+    number(text.trim_ascii().strip_suffix(b" kB")?)
 }
 
 /// The name of another process; zeros where there is none.

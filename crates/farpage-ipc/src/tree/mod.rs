@@ -9,6 +9,7 @@
 //! | here | the segment: how it is made, found and mapped, and the places in it |
 //! | `member` | what a process says of itself |
 //! | [`areas`] | which process has which part of an export |
+//! | [`excess`] | whether the tree will stay above its budget |
 //! | [`joining`] | how a process takes its place |
 //! | [`strangers`] | processes without the library, and what ended members have left |
 //! | `still` | processes without an engine that sleep claim what they have |
@@ -25,6 +26,7 @@
 //! segment, mapped for good, and one place ([`mine`]).
 
 pub mod areas;
+pub mod excess;
 pub mod joining;
 pub mod largest;
 pub mod mapped;
@@ -83,6 +85,10 @@ pub struct Header {
     said: AtomicU32,
     /// When a member last looked after processes that cannot do so themselves, microseconds.
     swept_us: AtomicU64,
+    /// Since when the tree has been above its budget, microseconds; 0: it is not.
+    over_since_us: AtomicU64,
+    /// When a process was last chosen to look, microseconds.
+    chosen_us: AtomicU64,
     /// The place of the next process to look at that may be still.
     next_still: AtomicU32,
     /// The largest sum that was seen.
@@ -436,6 +442,16 @@ impl Segment {
     /// How many pages have left since the page that this member would give next was last seen in use.
     pub fn age_of(&self, member: &Member) -> u64 {
         self.header.departures.load(Relaxed).saturating_sub(member.seen.load(Relaxed))
+    }
+
+    /// More is claimed than there is, and no process looks: whether the calling one is to. One in a second at most.
+    pub fn needs_a_watch(&self) -> bool {
+        const ONE_US: u64 = 1_000_000;
+        let (now, chosen) = (now_us(), self.header.chosen_us.load(SeqCst));
+        self.claimed() > self.budget()
+            && !self.living().any(|m| m.is_looking(now))
+            && now.abs_diff(chosen) > ONE_US
+            && self.header.chosen_us.compare_exchange(chosen, now, SeqCst, SeqCst).is_ok()
     }
 
     /// Pages that no member claims.

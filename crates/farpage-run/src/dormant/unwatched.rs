@@ -47,6 +47,9 @@ pub(crate) fn hold(pages: u64) -> bool {
     let want = pages - now;
     if is_small(segment, pages, want) {
         mine.claim.add(want);
+        if segment.needs_a_watch() {
+            return false;
+        }
         if pages > SMALL && segment.claimed() > segment.budget() {
             // All that could make room may be idle.
             TreeSnapshot::of(mine, segment).oldest.into_iter().for_each(|(m, _)| m.ring());

@@ -187,6 +187,9 @@ pub fn waits_for_children(blocks: bool) {
     let may = !FILTERED.load(SeqCst) && FORKS.load(SeqCst) == 0;
     let Some(plan) = dormant().filter(|_| may) else { return };
     let (Some(segment), Some(mine)) = (tree::segment(), tree::mine()) else { return };
+    if segment.needs_a_watch() {
+        return wake(plan, false);
+    }
     let since = Instant::now();
     let mut pause_ns = UNDECIDED_PAUSE_NS;
     let mut has_looked = !blocks;

@@ -7,11 +7,11 @@ use crate::dormant::unwatched;
 use crate::shared::state::Engine;
 use crate::shared::warn_once::{self, WarningKind, warn_once_in_tree};
 use farpage_base::mem::lock::lock;
-use farpage_base::sys::proc::{Proc, threads};
+use farpage_base::sys::proc::{Proc, name_of, threads};
 use farpage_base::sys::raw::gettid;
 use farpage_base::sys::robust;
 use farpage_ipc::conf::size;
-use farpage_ipc::tree::{self, MemberKind, Segment, strangers, sums};
+use farpage_ipc::tree::{self, MemberKind, Segment, excess, strangers, sums};
 use farpage_swap::PAGE_SIZE;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::time::{Duration, Instant};
@@ -153,10 +153,31 @@ fn tree_share(e: &Engine, is_child: bool) -> Option<TreeShare> {
     Some(TreeShare::new(segment, mine))
 }
 
+/// Says once in a tree that it has more than its budget, and will have.
+fn say_what_exceeds(segment: &Segment) {
+    if warn_once::is_said(WarningKind::Exceeded) {
+        return;
+    }
+    let Some(excess) = excess::look(segment) else { return };
+    let name = name_of(excess.largest);
+    let name = name.split(|byte| *byte == 0).next().unwrap_or_default().escape_ascii();
+    let bytes = |pages: u64| size::format(pages * PAGE_SIZE as u64);
+    let text = format!(
+        "{} processes have {} of the budget of {}, and none can give more; the largest is process {} ({name}): give \
+         them more with --ram, or start fewer at the same time",
+        excess.processes,
+        bytes(excess.pages),
+        bytes(segment.budget()),
+        excess.largest
+    );
+    warn_once_in_tree(WarningKind::Exceeded, &text);
+}
+
 /// Looks after processes without the library, if no process has just done so; says once in a tree that they have more
 /// than a tenth of its budget.
 fn look_after_strangers(segment: &Segment) {
     let Some(held) = strangers::sweep(segment) else { return };
+    say_what_exceeds(segment);
     if !held.much || warn_once::is_said(WarningKind::Strangers) {
         return;
     }

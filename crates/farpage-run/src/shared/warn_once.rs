@@ -40,6 +40,8 @@ pub enum WarningKind {
     SwapFileInChild,
     /// A process has no place in its tree.
     NoPlace,
+    /// All together have more than the budget, and none can give any more.
+    Exceeded,
 }
 
 /// What this process, or one that it was forked from, has said.
