@@ -2,6 +2,7 @@
 
 use crate::budget::park::{self, IdleTimer};
 use crate::budget::share::TreeShare;
+use crate::monitor::member::Membership;
 use crate::shared::state::Engine;
 use farpage_base::sys::cpu;
 use farpage_base::sys::proc::minor_faults;
@@ -39,7 +40,7 @@ impl Activity {
     }
 
     /// How long to sleep while memory is managed, with so many resident pages.
-    pub(super) fn pause(&mut self, e: &Engine, tree: Option<&TreeShare>, gives: bool, rss: i64) -> Duration {
+    pub(super) fn pause(&mut self, e: &Engine, member: &Membership, gives: bool, rss: i64) -> Duration {
         let now = Instant::now();
         // A process that grows by memory which is not managed yet has faults, too.
         let faults = minor_faults() + e.stat.pgfault.load(Relaxed);
@@ -52,7 +53,7 @@ impl Activity {
         let rests = quiet > IDLE;
         e.wakeups.monitor_rests.store(rests, SeqCst);
         if rests {
-            return tree.map_or(REST, |tree| tree.rests(REST));
+            return member.begin_to_rest(REST);
         }
         let room = e.budget.room().max(0) as u64;
         let calm = if quiet < CALM { 1_000 } else { 4_000 };

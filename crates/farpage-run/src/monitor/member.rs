@@ -100,11 +100,22 @@ impl Membership {
         look_after_strangers(tree.segment);
     }
 
+    /// The process begins to rest for `most`: how long until the next look.
+    pub(super) fn begin_to_rest(&self, most: Duration) -> Duration {
+        self.share.as_ref().map_or(most, |tree| tree.rests(self.looks_at_relatives().unwrap_or(most).min(most)))
+    }
+
+    /// When the process has to look again because what it shares may have become its own, also by what others do.
+    fn looks_at_relatives(&self) -> Option<Duration> {
+        let segment = self.share.as_ref().filter(|_| self.shared_pages.is_related())?.segment;
+        pause_of_relatives(segment.free(), segment.budget(), segment.living().count())
+    }
+
     /// How long the process may go on resting for `most`: what others do is to be seen. `None`: not at all.
     pub(super) fn rests(&self, most: Duration) -> Option<Duration> {
         let Some(tree) = &self.share else { return Some(most) };
         // One that shares pages with it, and one that has more than there is.
-        if self.shared_pages.is_related() {
+        if self.looks_at_relatives().is_some() {
             return None;
         }
         if strangers::are_left_to(tree.segment, tree.mine) {
@@ -123,6 +134,13 @@ impl Membership {
             tree.mine.is_left_to_others(std::process::id());
         }
     }
+}
+
+/// Where little is free, a resting process with shared pages looks so often, the less often the more processes there
+/// are; else like any other.
+fn pause_of_relatives(free: u64, budget: u64, processes: usize) -> Option<Duration> {
+    const ALL_AT_ONCE: usize = 16;
+    (free < budget / 8).then(|| strangers::LOOK * processes.div_ceil(ALL_AT_ONCE).max(1) as u32)
 }
 
 /// Takes this thread's part in the tree: the kernel marks the place when the process ends.
@@ -190,4 +208,16 @@ fn look_after_strangers(segment: &Segment) {
         held.largest
     );
     warn_once_in_tree(WarningKind::Strangers, &text);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn relatives_are_looked_at_where_little_is_free() {
+        assert_eq!(pause_of_relatives(200, 1000, 3), None);
+        assert_eq!(pause_of_relatives(100, 1000, 3), Some(strangers::LOOK));
+        assert_eq!(pause_of_relatives(0, 1000, 200), Some(13 * strangers::LOOK));
+    }
 }

@@ -309,7 +309,7 @@ impl Monitor {
             e.wake_writer();
             e.kick_pager();
         }
-        self.activity.pause(e, self.member.share.as_ref(), gives, rss)
+        self.activity.pause(e, &self.member, gives, rss)
     }
 
     fn activate(&mut self) {
