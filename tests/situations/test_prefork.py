@@ -36,18 +36,27 @@ class Prefork(Situation):
         ours = self.run_farpage(build("sleepers.c"), 100, 30, ram="64M")
         self.assertEqual((ours.returncode, ours.stdout, ours.stderr), (0, "ok\n", ""))
 
-    def test_many_that_have_more_than_the_budget_and_cannot_give_are_told(self):
+    def said(self, ram, *argv):
+        """What it says first, of a program that goes on until it is killed."""
         said = self.dir / "said"
-        argv = [FARPAGE, "run", "--ram", "24M", "--", build("sleepers.c"), "60", "0", "700"]
         with said.open("w") as file:
-            process = subprocess.Popen(argv, stderr=file, start_new_session=True)
+            process = subprocess.Popen([FARPAGE, "run", "--ram", ram, "--", *argv], stderr=file, start_new_session=True)
         self.addCleanup(process.wait)
         self.addCleanup(os.killpg, process.pid, signal.SIGKILL)
         self.wait_until("something is said", lambda: said.read_text().endswith("\n"))
+        return said.read_text()
+
+    def test_many_that_have_more_than_the_budget_and_cannot_give_are_told(self):
         self.assertRegex(
-            said.read_text(),
+            self.said("24M", build("sleepers.c"), "60", "0", "700"),
             r"\Afarpage: \d\d processes have [2-4]\d\.\d MiB of the budget of 24\.0 MiB, and none can give more; the "
             r"largest is process \d+ \(sleepers\): .*\n\Z",
+        )
+
+    def test_children_that_are_forked_by_an_instruction_count(self):
+        self.assertRegex(
+            self.said("64M", build("sleepers.c"), "1", "40", "20000", "unseen"),
+            r"\Afarpage: programs that cannot load farpage's library .* instruction\) have [1-5]\d\.\d MiB of the budget",
         )
 
     def test_no_request_waits_while_others_answer_theirs(self):

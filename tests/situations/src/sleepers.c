@@ -1,11 +1,13 @@
 /* sleepers N MB [KIB]: forks N children that sleep, then fills MB MiB, and waits until all of that is in memory at once.
- * With KIB the children fill so many KiB each before they sleep, and the parent waits for their end. */
+ * With KIB the children fill so many KiB each before they sleep, and the parent waits for their end. With a word more it
+ * makes them by system call instructions of its own, after it has filled its MB. */
 #include <err.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -19,15 +21,24 @@ static long resident(void)
 	return all - shared;
 }
 
+static pid_t forked_unseen(void)
+{
+	long made = SYS_fork;
+	__asm__ volatile("syscall" : "+a"(made) : : "rcx", "r11", "memory");
+	return made;
+}
+
 int main(int argc, char **argv)
 {
 	if (argc < 3)
-		errx(2, "usage: sleepers N MB [KIB]");
+		errx(2, "usage: sleepers N MB [KIB [UNSEEN]]");
 	int n = atoi(argv[1]);
 	long pages = atol(argv[2]) * 256;
 	pid_t *pids = calloc(n, sizeof *pids);
+	if (argc > 4)
+		explicit_bzero(malloc(pages * 4096), pages * 4096);
 	for (int i = 0; i < n; i++) {
-		pids[i] = fork();
+		pids[i] = argc > 4 ? forked_unseen() : fork();
 		if (pids[i] < 0)
 			err(2, "fork");
 		if (pids[i] == 0 && argc > 3)

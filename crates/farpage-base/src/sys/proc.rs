@@ -345,15 +345,24 @@ pub fn name_of(pid: u32) -> [u8; 16] {
 /// Whether a process has become another program than the one of process `pid`, and counts processes as that one does;
 /// false where that is not to be seen.
 pub fn is_other_program(pid: u32, process: u32) -> bool {
-    let file = |pid: u32, name: &str| {
+    both_have("exe", pid, process).is_some_and(|(one, other)| one != other) && counts_processes_alike(pid, process)
+}
+
+/// Whether two processes are in one pid namespace; false where that is not to be seen.
+pub fn counts_processes_alike(pid: u32, process: u32) -> bool {
+    both_have("ns/pid", pid, process).is_some_and(|(one, other)| one == other)
+}
+
+/// Which file of this name each of two processes has: device and inode.
+fn both_have(name: &str, pid: u32, process: u32) -> Option<((u64, u64), (u64, u64))> {
+    let file = |pid: u32| {
         let mut path = [0u8; 48];
         let mut cursor = std::io::Cursor::new(&mut path[..]);
         std::io::Write::write_fmt(&mut cursor, format_args!("/proc/{pid}/{name}\0")).ok()?;
         let path = std::ffi::CStr::from_bytes_until_nul(&path).ok()?;
         rustix::fs::stat(path).ok().map(|stat| (stat.st_dev, stat.st_ino))
     };
-    let both = |name: &str| file(pid, name).zip(file(process, name));
-    both("exe").is_some_and(|(one, other)| one != other) && both("ns/pid").is_some_and(|(one, other)| one == other)
+    file(pid).zip(file(process))
 }
 
 /// Calls `each` with the process ids of the children of a thread of a process, as far as they fit a page.

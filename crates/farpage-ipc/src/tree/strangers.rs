@@ -16,13 +16,18 @@
 
 use super::{Member, MemberKind, Segment, mine, own_namespace, segment, still};
 use farpage_base::sys::clock::now_us;
-use farpage_base::sys::proc::{children_of, is_other_program, pages_of, started_us_of};
+use farpage_base::sys::proc::{
+    anonymous_share_of, children_of, counts_processes_alike, is_other_program, pages_of, started_us_of,
+};
 use rustix::process::{Pid, test_kill_process};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
 
 /// A program whose library has said nothing for so long has none.
 const SILENT_US: u64 = 50_000;
+/// A process of the same program that has said nothing for so long was forked by a system call instruction. (A child of
+/// `vfork` has its parent's memory until it becomes another program, which it does soon.)
+const FORKED_US: u64 = 250_000;
 /// Time between two looks.
 pub const LOOK: Duration = Duration::from_millis(20);
 const LOOK_US: u64 = LOOK.as_micros() as u64;
@@ -128,16 +133,26 @@ pub fn watch(segment: &Segment, mine: &Member) -> Watch {
 }
 
 /// Looks at the children that this thread of the process has made since `mine` was taken: those that have become
-/// another program by system call instructions have said nothing. Some may have the library all the same, and take
-/// that place over.
+/// another program by system call instructions have said nothing, and those that were forked by one have no engine.
+/// Some may have the library all the same, and take that place over.
 pub fn find_own_children(segment: &Segment, mine: &Member, thread: u32) {
     let (own, since, namespace) = (std::process::id(), mine.since_us.load(Relaxed), own_namespace());
     children_of(own, thread, |child| {
         let is_ours = || started_us_of(child).is_some_and(|started| started + TICK_US > since);
         let is_known = segment.living().any(|m| m.is(child, namespace));
-        // One that has yet to become another program shares memory that is counted already.
-        if !is_known && is_ours() && is_other_program(own, child) {
+        // One that has just been forked may be about to say so, or to become another program.
+        let is_old = || {
+            let of_here = counts_processes_alike(own, child);
+            of_here && started_us_of(child).is_some_and(|started| started + FORKED_US < now_us())
+        };
+        if is_known || !is_ours() {
+            return;
+        }
+        if is_other_program(own, child) {
             announce_to(segment, child, false);
+        } else if is_old() {
+            announce_to(segment, child, false);
+            segment.living().filter(|m| m.is(child, namespace)).for_each(|m| m.parent.store(own, Relaxed));
         }
     });
 }
@@ -240,6 +255,9 @@ fn refresh(segment: &Segment, member: &Member, pid: u32) -> u64 {
     }
     // If it may not be read now, what it had goes on counting.
     let Some(pages) = pages else { return member.claim.pages(now_us()) };
+    // What a forked child shares with its parent is counted there already.
+    let is_forked = member.parent.load(Relaxed) != 0;
+    let pages = if is_forked { anonymous_share_of(pid).unwrap_or(pages) } else { pages };
     member.used.store(pages);
     member.claim.set(pages);
     segment.header.largest.note(pid, pages);
