@@ -182,7 +182,8 @@ impl Budget {
         let whole = self.whole.load(Relaxed).max(promised).max(1);
         // A small budget is outrun by a larger part of it: a program can fill some MiB before a thread looks.
         let of_whole = (whole / 64).clamp((whole / 16).min(256), 2048).max(whole / 128);
-        (of_whole * promised / whole).max(HEADROOM_MIN.min(promised / 16))
+        let part = (i128::from(of_whole) * i128::from(promised) / i128::from(whole)) as i64;
+        part.max(HEADROOM_MIN.min(promised / 16))
     }
 
     /// Value of the growth counter, to be read *before* a sample is taken.
@@ -273,6 +274,8 @@ mod tests {
         assert_eq!(small.headroom(), 24, "a sixteenth");
         small.whole_is(0);
         assert_eq!(small.headroom(), 24);
+        let lifted = Budget::new(1 << 50);
+        assert!(lifted.headroom() > 0 && lifted.limit() > 0);
     }
 
     #[test]
