@@ -11,7 +11,8 @@ use farpage_base::sys::proc::{Proc, name_of, threads};
 use farpage_base::sys::raw::gettid;
 use farpage_base::sys::robust;
 use farpage_ipc::conf::size;
-use farpage_ipc::tree::{self, MemberKind, Segment, excess, strangers, sums};
+use farpage_ipc::tree::excess::{self, Excess};
+use farpage_ipc::tree::{self, MemberKind, Segment, strangers, sums};
 use farpage_swap::PAGE_SIZE;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::time::{Duration, Instant};
@@ -171,12 +172,14 @@ fn tree_share(e: &Engine, is_child: bool) -> Option<TreeShare> {
     Some(TreeShare::new(segment, mine))
 }
 
-/// Says once in a tree that it has more than its budget, and will have.
-fn say_what_exceeds(segment: &Segment) {
+/// Says once in a tree that it has more than its budget, and will have, also without its `strangers`, of which there are
+/// words of their own.
+fn say_what_exceeds(segment: &Segment, strangers: u64) {
     if warn_once::is_said(WarningKind::Exceeded) {
         return;
     }
-    let Some(excess) = excess::look(segment) else { return };
+    let is_more = |excess: &Excess| excess.pages.saturating_sub(strangers) > segment.budget();
+    let Some(excess) = excess::look(segment).filter(is_more) else { return };
     let name = name_of(excess.largest);
     let name = name.split(|byte| *byte == 0).next().unwrap_or_default().escape_ascii();
     let bytes = |pages: u64| size::format(pages * PAGE_SIZE as u64);
@@ -195,7 +198,7 @@ fn say_what_exceeds(segment: &Segment) {
 /// than a tenth of its budget.
 fn look_after_strangers(segment: &Segment) {
     let Some(held) = strangers::sweep(segment) else { return };
-    say_what_exceeds(segment);
+    say_what_exceeds(segment, held.pages);
     if !held.much || warn_once::is_said(WarningKind::Strangers) {
         return;
     }
