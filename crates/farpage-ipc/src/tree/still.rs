@@ -1,10 +1,10 @@
 //! Processes without an engine that have been still count with what they have, not with all that they could fill:
 //! else many that sleep would claim the whole budget, and others swap beside memory that is free.
 //!
-//! Where little is left, the process that looks reads what some of them have at each look, one after the other. One that
-//! has claimed nothing since the look before and has as much as then claims that much from now on, and a step. It claims
-//! all of it again by itself when it is given more, and by such a look when it fills what it was given before. So as
-//! long as any claims less than it could fill, a process has to look.
+//! Where little is left, the process that looks reads what some of them have at each look, one after the other. One
+//! that has claimed nothing since the look before and has as much as then claims that much from now on, and a step. It
+//! claims all of it again by itself when it is given more, and by such a look when it fills what it was given before.
+//! So as long as any claims less than it could fill, a process has to look.
 //!
 //! Whether another process may do without an engine is decided by what all could fill ([`Segment::hidden`]).
 //!
