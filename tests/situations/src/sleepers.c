@@ -1,7 +1,7 @@
 /* sleepers N MB [KIB [UNSEEN]]: forks N children that sleep, then fills MB MiB, and waits until all of that is in
  * memory at once.
- * With KIB the children fill so many KiB each before they sleep, and the parent waits for their end. With a word more it
- * makes them by system call instructions of its own, after it has filled its MB. */
+ * With KIB the children fill so many KiB each before they sleep, and the parent waits for their end. With a word more
+ * it makes them by system call instructions of its own, after it has filled its MB. */
 #include <err.h>
 #include <signal.h>
 #include <stdio.h>

@@ -172,7 +172,7 @@ fn tree_share(e: &Engine, is_child: bool) -> Option<TreeShare> {
     Some(TreeShare::new(segment, mine))
 }
 
-/// Says once in a tree that it has more than its budget, and will have, also without its `strangers`: of these there are
+/// Says once in a tree that it has more than its budget, and will have, also without its `strangers`: these have
 /// words of their own.
 fn say_what_exceeds(segment: &Segment, strangers: u64) {
     if warn_once::is_said(WarningKind::Exceeded) {
