@@ -32,10 +32,10 @@ Shapes:
   prefork             a heap of 200 MiB; eight children write a tenth each
   sort                sort | uniq -c | sort
   loop                500 short programs, one after the other
-  gunicorn            --preload and four workers; objects of 80 MiB, four clients,
+  gunicorn            --preload, four workers, 80 MiB of objects; four clients,
                       240 requests, two reloads meanwhile
-  postgres            a table, a parallel join with JIT, indexes, pgbench -s 3 with
-                      six clients and 3000 transactions each
+  postgres            a table, a parallel join with JIT, indexes, pgbench with
+                      six clients, 3000 transactions each
 
 Below the table of the last two: latencies of requests, or of transactions, medians of all rounds, and the \
     kernel's p99 divided by farpage's of the same round; all bad answers.
