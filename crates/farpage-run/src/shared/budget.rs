@@ -175,15 +175,15 @@ impl Budget {
     }
 
     /// Pages between the limit and the promise, for growth that the engine learns of late; also the distance below the
-    /// limit at which background reclaim starts. It is this process's part of what the whole tree keeps free: its
-    /// processes do not all outgrow their parts in the same moment.
+    /// limit at which background reclaim starts. Processes of a tree seldom outgrow their parts in the same moment:
+    /// together, n equal ones keep the root of n times as much as one with the whole budget would.
     pub fn headroom(&self) -> i64 {
+        // A small budget is outrun by a larger part of it: a program can fill some MiB before a thread looks.
+        let of = |pages: i64| (pages / 64).clamp((pages / 16).min(256), 2048).max(pages / 128);
         let promised = self.promised();
         let whole = self.whole.load(Relaxed).max(promised).max(1);
-        // A small budget is outrun by a larger part of it: a program can fill some MiB before a thread looks.
-        let of_whole = (whole / 64).clamp((whole / 16).min(256), 2048).max(whole / 128);
-        let part = (i128::from(of_whole) * i128::from(promised) / i128::from(whole)) as i64;
-        part.max(HEADROOM_MIN.min(promised / 16))
+        let part = i128::from(of(whole)).pow(2) * i128::from(promised) / i128::from(whole);
+        (part.isqrt() as i64).min(of(promised)).max(HEADROOM_MIN.min(promised / 16))
     }
 
     /// Value of the growth counter, to be read *before* a sample is taken.
@@ -262,13 +262,13 @@ mod tests {
     }
 
     #[test]
-    fn all_members_together_keep_as_much_free_as_one() {
+    fn members_together_keep_little_more_free_than_one() {
         let alone = Budget::new(25_000).headroom();
         assert_eq!(alone, 390);
         let member = Budget::new(5_000);
         assert_eq!(member.headroom(), 256, "alone");
         member.whole_is(25_000);
-        assert_eq!(member.headroom(), alone / 5);
+        assert_eq!(member.headroom(), 174, "the root of a fifth");
         let small = Budget::new(384);
         small.whole_is(25_000);
         assert_eq!(small.headroom(), 24, "a sixteenth");
