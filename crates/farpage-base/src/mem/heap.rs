@@ -91,12 +91,20 @@ pub struct Heap {
     /// Free blocks, by class.
     free: [Top; CLASSES],
     used: AtomicUsize,
+    /// Free blocks of so many bytes have no memory.
+    big: usize,
 }
 
 impl Heap {
     /// A heap without memory.
     pub const fn empty() -> Heap {
+        Heap::with(BIG)
+    }
+
+    /// The memory of free blocks of so many bytes goes back.
+    const fn with(big: usize) -> Heap {
         Heap {
+            big,
             piece: AtomicPtr::new(std::ptr::null_mut()),
             free: [const { Top::new() }; CLASSES],
             used: AtomicUsize::new(0),
@@ -139,7 +147,7 @@ impl Heap {
             // there is not used.
             let next = unsafe { (seen.0 as *const usize).read_volatile() };
             if top.exchange(seen, next) {
-                self.used.fetch_add(spare_pages(seen.0, size).len(), Relaxed);
+                self.used.fetch_add(self.spare_pages(seen.0, size).len(), Relaxed);
                 return (seen.0 as *mut u8, false);
             }
         }
@@ -163,12 +171,20 @@ impl Heap {
         piece.is_some_and(|piece| piece.opening.is_short(piece.next.load(Relaxed)))
     }
 
+    /// The pages of a free block of `size` bytes whose memory is not kept: all but the one with its link, if it is big.
+    fn spare_pages(&self, at: usize, size: usize) -> Range<usize> {
+        if size < self.big {
+            return at..at;
+        }
+        (at + 1).next_multiple_of(PAGE_SIZE)..(at + size) / PAGE_SIZE * PAGE_SIZE
+    }
+
     /// Gives the memory of a block that is being freed back, where it is worth it.
     ///
     /// # Safety
     /// The block, of `size` bytes at `at`, is this heap's, and not used any more.
     unsafe fn give_back(&self, at: usize, size: usize) {
-        let spare = spare_pages(at, size);
+        let spare = self.spare_pages(at, size);
         if !spare.is_empty() {
             self.used.fetch_sub(spare.len(), Relaxed);
             // SAFETY: whole pages of the block, whose content is not needed (caller's promise). Locked pages stay.
@@ -201,7 +217,8 @@ impl Growing {
     /// A heap that has taken nothing yet.
     #[allow(clippy::new_without_default, reason = "it is for a static")]
     pub const fn new() -> Growing {
-        Growing(Heap::empty())
+        // A program that frees much, and takes it again, is not to pay for that.
+        Growing(Heap::with(usize::MAX))
     }
 
     /// What `from_heap` gives, after the heap has grown if need be.
@@ -243,14 +260,6 @@ unsafe impl GlobalAlloc for Growing {
         // SAFETY: caller's promise.
         unsafe { self.0.dealloc(ptr, layout) }
     }
-}
-
-/// The pages of a free block of `size` bytes whose memory is not kept: all but the one with its link, if it is big.
-fn spare_pages(at: usize, size: usize) -> Range<usize> {
-    if size < BIG {
-        return at..at;
-    }
-    (at + 1).next_multiple_of(PAGE_SIZE)..(at + size) / PAGE_SIZE * PAGE_SIZE
 }
 
 /// Class index and block size for a request: sizes are 4, 5, 6 or 7 times a power of two.
