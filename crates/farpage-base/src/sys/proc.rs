@@ -353,6 +353,17 @@ pub fn counts_processes_alike(pid: u32, process: u32) -> bool {
     both_have("ns/pid", pid, process).is_some_and(|(one, other)| one == other)
 }
 
+/// Whether two processes have the same memory, as after vfork; true also where that is not to be seen and they have as
+/// much.
+pub fn shares_memory(pid: u32, process: u32) -> bool {
+    const KCMP_VM: usize = 1;
+    // SAFETY: only compares what the kernel has of two processes.
+    match unsafe { syscall(nr::KCMP, [pid as usize, process as usize, KCMP_VM, 0, 0, 0]) } {
+        Ok(order) => order == 0,
+        Err(_) => pages_of(pid) == pages_of(process),
+    }
+}
+
 /// Which file of this name each of two processes has: device and inode.
 fn both_have(name: &str, pid: u32, process: u32) -> Option<((u64, u64), (u64, u64))> {
     let file = |pid: u32| {

@@ -22,6 +22,8 @@ pub unsafe fn syscall(nr: u32, args: [usize; 6]) -> Result<usize, Errno> {
 
 /// System call numbers used here (x86-64).
 pub mod nr {
+    /// `kcmp`
+    pub const KCMP: u32 = 312;
     /// `close`
     pub const CLOSE: u32 = 3;
     /// `readv`

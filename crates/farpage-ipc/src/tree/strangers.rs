@@ -17,7 +17,7 @@
 use super::{Member, MemberKind, Segment, mine, own_namespace, segment, still};
 use farpage_base::sys::clock::now_us;
 use farpage_base::sys::proc::{
-    anonymous_share_of, children_of, counts_processes_alike, is_other_program, pages_of, started_us_of,
+    anonymous_share_of, children_of, counts_processes_alike, is_other_program, pages_of, shares_memory, started_us_of,
 };
 use rustix::process::{Pid, test_kill_process};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -142,7 +142,7 @@ pub fn find_own_children(segment: &Segment, mine: &Member, thread: u32) {
         let is_known = segment.living().any(|m| m.is(child, namespace));
         // One that has just been forked may be about to say so, or to become another program.
         let is_old = || {
-            let of_here = counts_processes_alike(own, child);
+            let of_here = counts_processes_alike(own, child) && !shares_memory(own, child);
             of_here && started_us_of(child).is_some_and(|started| started + FORKED_US < now_us())
         };
         if is_known || !is_ours() {
