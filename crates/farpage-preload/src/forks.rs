@@ -28,9 +28,14 @@ use std::ffi::{c_char, c_int, c_void};
 
 /// A child made with these has its own memory, or not: its parent's descriptors, or its own.
 const SHARES: usize = (libc::CLONE_VM | libc::CLONE_FILES) as usize;
-/// The parent would sleep until the child's exec, and the child waits for the parent. With memory of its own nothing
-/// needs the former.
-pub const VFORK: usize = libc::CLONE_VFORK as usize;
+/// With this the parent sleeps until the child's exec.
+const VFORK: usize = libc::CLONE_VFORK as usize;
+
+/// Flags of a call, where there is an engine without that sleep: the child's engine waits for the parent. With memory of
+/// its own the child does not need it.
+pub fn without_wait(flags: usize) -> usize {
+    if engine().is_some() { flags & !VFORK } else { flags }
+}
 
 /// Whether the handlers are called around a call with these flags.
 pub fn followed(flags: usize) -> bool {
@@ -75,7 +80,7 @@ pub fn clone3(args: [usize; 6], call: impl Fn([usize; 6]) -> Answer) -> Answer {
     if own[STACK] != 0 || !followed(own[FLAGS]) {
         return call(args);
     }
-    own[FLAGS] &= !VFORK;
+    own[FLAGS] = without_wait(own[FLAGS]);
     around(&[own[CHILD_TID], own[TLS]], || call([&raw const own as usize, size, 0, 0, 0, 0]))
 }
 
@@ -150,7 +155,7 @@ pub unsafe extern "C" fn clone(
     // Pointers that the flags do not ask for may be anything.
     let asked = |flag: c_int, at: usize| if flags & flag != 0 { at } else { 0 };
     let places = [asked(libc::CLONE_CHILD_SETTID, child_tid as usize), asked(libc::CLONE_SETTLS, tls as usize)];
-    let args = [flags as usize & !VFORK, 0, parent_tid as usize, child_tid as usize, tls as usize, 0];
+    let args = [without_wait(flags as usize), 0, parent_tid as usize, child_tid as usize, tls as usize, 0];
     // The child goes on here, on its copy of this stack, until its engine runs: its own may be small.
     // SAFETY: caller's promise; without a stack of its own the child returns like this thread.
     let result = around(&places, || unsafe { raw::syscall(libc::SYS_clone as u32, args) });

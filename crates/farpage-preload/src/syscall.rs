@@ -4,7 +4,7 @@
 
 use crate::call::interposed;
 use crate::environment::Strings;
-use crate::forks::{VFORK, around, clone3, followed};
+use crate::forks::{around, clone3, followed, without_wait};
 use crate::own::{Answer, answer};
 use crate::{descriptors, execs, mappings, pagemaps, privileges};
 use farpage_base::sys::raw;
@@ -40,7 +40,7 @@ unsafe fn made(number: c_long, args: [usize; 6]) -> Answer {
     // A child with a stack of its own would return to nowhere: what asks for one does not come through a function.
     match number {
         libc::SYS_fork => around(&[], || call(args)),
-        libc::SYS_clone if b == 0 && followed(a) => around(&[d, e], || call([a & !VFORK, b, c, d, e, f])),
+        libc::SYS_clone if b == 0 && followed(a) => around(&[d, e], || call([without_wait(a), b, c, d, e, f])),
         libc::SYS_clone3 => clone3(args, call),
         // SAFETY: caller's promise.
         libc::SYS_process_madvise => unsafe { mappings::advise_ranges(args, || call(args)) },

@@ -396,8 +396,7 @@ impl Segment {
 
     /// What processes could fill that have the library and no engine.
     pub fn dormant(&self) -> u64 {
-        let dormant = self.living().filter(|m| m.kind() == MemberKind::Dormant);
-        dormant.fold(0, |sum, m| sum.saturating_add(m.claim.held().max(m.reach.load())))
+        self.living().fold(0, |sum, member| sum.saturating_add(member.could_fill()))
     }
 
     /// `member` wants so many pages more; how many it gets.

@@ -24,7 +24,7 @@ const STEP_PART: u64 = 8;
 impl Segment {
     /// What processes without an engine could fill and do not claim.
     pub fn hidden(&self) -> u64 {
-        self.living().fold(0, |sum, member| sum.saturating_add(hides(member)))
+        self.living().fold(0, |sum, member| sum.saturating_add(member.hides()))
     }
 
     /// Whether they could fill, together with what all claim, more than three quarters of the budget.
@@ -34,14 +34,22 @@ impl Segment {
 
     /// Whether some claim less than they could fill, and there may be no room for that.
     pub(super) fn may_be_surprised(&self) -> bool {
-        self.living().any(|member| hides(member) > 0) && self.could_be_full()
+        self.living().any(|member| member.hides() > 0) && self.could_be_full()
     }
 }
 
-fn hides(member: &Member) -> u64 {
-    match member.kind() {
-        MemberKind::Dormant => member.reach.load().saturating_sub(member.claim.held()),
-        _ => 0,
+impl Member {
+    /// What it could fill, or claims: without an engine.
+    pub fn could_fill(&self) -> u64 {
+        match self.kind() {
+            MemberKind::Dormant => self.claim.held().max(self.reach.load()),
+            _ => 0,
+        }
+    }
+
+    /// What it could fill and does not claim.
+    pub fn hides(&self) -> u64 {
+        self.could_fill().saturating_sub(self.claim.held())
     }
 }
 
@@ -75,12 +83,16 @@ fn look_at(member: &Member) {
     let to = if seen == word && has.abs_diff(before) <= STEP / 2 {
         could.min(has + has / STEP_PART + STEP)
     } else if has > before {
-        could
+        // It claims all of that by itself when it is given more.
+        could.min(2 * has + STEP)
     } else {
         claimed
     };
-    if let Some(new) = member.claim.set_if(word, to).filter(|_| to != claimed) {
-        member.claim_word.store(new, Relaxed);
+    let Some(new) = member.claim.set_if(word, to).filter(|_| to != claimed) else { return };
+    member.claim_word.store(new, Relaxed);
+    // It has begun a tree of its own meanwhile, which has all that it claimed.
+    if member.kind() == MemberKind::Nested && to < claimed {
+        member.claim.add(claimed - to);
     }
 }
 
@@ -115,24 +127,26 @@ mod tests {
         (0..3).for_each(|_| look());
         assert_eq!(member.claim.held(), 10_000, "there is room");
         other.claim.set(10_000);
-        while member.claim.held() == 10_000 {
+        let of_still = || {
+            let has = member.used.load();
+            has + has / STEP_PART + STEP
+        };
+        while member.claim.held() != of_still() {
             look();
         }
-        let has = member.used.load();
-        let claims = member.claim.held();
-        assert_eq!((claims, segment.hidden()), (has + has / STEP_PART + STEP, 10_000 - claims));
+        assert_eq!(segment.hidden(), 10_000 - member.claim.held());
         assert!(segment.may_be_surprised() && segment.dormant() == 10_000);
         // It claims by itself: stays so for a look.
         claim(9_000);
         look();
         assert_eq!(member.claim.held(), 9_000);
-        while member.claim.held() == 9_000 {
+        while member.claim.held() != of_still() {
             look();
         }
-        // It fills what it could.
+        // It fills some of what it could.
         member.used.store(0);
         look();
-        assert_eq!(member.claim.held(), 9_000);
+        assert_eq!(member.claim.held(), 2 * member.used.load() + STEP);
         drop(child.stdin.take());
         child.wait().unwrap();
     }

@@ -212,6 +212,11 @@ impl TreeShare {
         self.clock
     }
 
+    /// When the process was last seen to be busy, by that clock.
+    pub(crate) fn busy_at(&self) -> u64 {
+        self.busy_at
+    }
+
     /// When the page that goes next was last seen in use, by that clock.
     fn seen(&mut self, look: &TreeLook, surplus: bool, now: u64) -> u64 {
         // What is managed grows by faults; while pages leave, the pool grows before they are gone.

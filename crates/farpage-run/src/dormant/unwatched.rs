@@ -4,10 +4,10 @@
 //! Callers: program threads; forked children. No locks.
 
 use crate::budget::share::TreeSnapshot;
-use farpage_ipc::tree::{self, MemberKind, Segment, strangers};
+use farpage_ipc::tree::{self, Member, MemberKind, Segment, strangers};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// What a process may always claim, however full the tree is: about what an engine takes.
+/// What a process may always claim, however full the tree is: an engine would not be worth it.
 pub(crate) const SMALL: u64 = 512;
 /// And up to this part of the budget as long as all processes without an engine claim less than half of it.
 const SMALL_PART: u64 = 10;
@@ -45,7 +45,8 @@ pub(crate) fn hold(pages: u64) -> bool {
         return true;
     }
     let want = pages - now;
-    if is_small(segment, pages, want) {
+    let of_others = segment.dormant().saturating_sub(mine.could_fill());
+    if is_small(segment, pages, of_others) {
         mine.claim.add(want);
         if segment.needs_a_watch() {
             return false;
@@ -59,8 +60,8 @@ pub(crate) fn hold(pages: u64) -> bool {
     // A quarter of the budget is for those that can give. A forked child has brothers, with which it is to share: what
     // it has without an engine no other gets. Those that ended without a word have nothing any more.
     let is_full = || match forked_with() {
-        0 => free(segment) < segment.budget() / 4 + want,
-        _ => is_full_for_child(segment, pages),
+        0 => free(segment, mine) < segment.budget() / 4 + want,
+        _ => is_full_for_child(segment, mine, pages),
     };
     if is_full() && (strangers::sweep(segment).is_none() || is_full()) {
         return false;
@@ -72,13 +73,13 @@ pub(crate) fn hold(pages: u64) -> bool {
     got == want
 }
 
-fn is_full_for_child(segment: &Segment, pages: u64) -> bool {
-    free(segment) < segment.budget() / 2 + pages
+fn is_full_for_child(segment: &Segment, mine: &Member, pages: u64) -> bool {
+    free(segment, mine) < segment.budget() / 2 + pages
 }
 
-/// What is free also when all processes without an engine have filled what they could.
-fn free(segment: &Segment) -> u64 {
-    segment.free().saturating_sub(segment.hidden())
+/// What is free also when all others without an engine have filled what they could.
+fn free(segment: &Segment, mine: &Member) -> u64 {
+    segment.free().saturating_sub(segment.hidden().saturating_sub(mine.hides()))
 }
 
 /// Whether this process has so much that there is no room for a child which could copy all of it: one that is forked
@@ -87,14 +88,14 @@ pub(crate) fn leaves_no_room_for_a_child() -> bool {
     let (Some(segment), Some(mine)) = (tree::segment(), tree::mine()) else { return false };
     let pages = mine.reach.load();
     let is_large = pages > SMALL.max(segment.budget() / SMALL_PART);
-    is_large && mine.kind() == MemberKind::Dormant && is_full_for_child(segment, pages)
+    is_large && mine.kind() == MemberKind::Dormant && is_full_for_child(segment, mine, pages)
 }
 
-/// Whether others make room for a process without an engine that could fill `pages`, `want` more than it claims: an
-/// engine would not be worth it, and some programs must have one thread.
-fn is_small(segment: &Segment, pages: u64, want: u64) -> bool {
+/// Whether others make room for a process without an engine that could fill `pages`, beside what all others without
+/// one could fill: an engine would not be worth it, and some programs must have one thread.
+fn is_small(segment: &Segment, pages: u64, of_others: u64) -> bool {
     let budget = segment.budget();
-    pages <= SMALL || pages <= budget / SMALL_PART && segment.dormant() + want <= budget / 2
+    pages <= SMALL || pages <= budget / SMALL_PART && of_others.saturating_add(pages) <= budget / 2
 }
 
 #[cfg(test)]
@@ -105,14 +106,14 @@ mod tests {
     #[test]
     fn small_processes_are_left_alone_until_they_have_half_of_all() {
         let segment = tree::open(tree::create(50_000 * 4096, None).unwrap().as_fd()).unwrap();
-        assert!(is_small(segment, 5_000, 5_000) && !is_small(segment, 5_001, 5_001));
+        assert!(is_small(segment, 5_000, 0) && !is_small(segment, 5_001, 0));
         for pid in 1..=5 {
-            assert!(is_small(segment, 5_000, 5_000));
+            assert!(is_small(segment, 5_000, segment.dormant()));
             let member = segment.member_for_test(pid);
             member.set_kind(MemberKind::Dormant);
             member.claim.add(5_000);
         }
-        assert!(!is_small(segment, 5_000, 5_000));
+        assert!(!is_small(segment, 5_000, segment.dormant()));
         assert!(is_small(segment, SMALL, SMALL), "in any case");
     }
 }

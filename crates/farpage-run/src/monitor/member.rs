@@ -60,10 +60,12 @@ impl Membership {
         tree.mine.shared.store(e.budget.shared().max(0) as u64);
         tree.mine.stalls.store(load(&e.stat.allocstall), Relaxed);
         tree.segment.header.sums.add(e.stat);
-        let clock = tree.depart(load(&e.stat.pgsteal_anon)) as u32;
+        let clock = tree.depart(load(&e.stat.pgsteal_anon));
+        // What is found when memory begins to be managed was last in use when the process last was.
+        let came = if e.is_active() { clock } else { tree.busy_at() };
         let next_seen = {
             let mut lru = lock(&e.lru);
-            lru.tick(clock);
+            lru.tick(came as u32);
             lru.next_seen()
         };
         let seen = TreeLook {

@@ -249,9 +249,11 @@ impl Reclaim {
         let e = cx.e;
         let mut oldest = [0; EVICT_BATCH];
         let target = e.cached_target();
+        // Those that never go are on the lists, too.
+        let stay = resident_min(e) + lock(&e.memory.pinned).len();
         let n = {
             let mut lru = lock(&e.lru);
-            let keep = if e.conf.debug_evict_all { 0 } else { resident_min(e) };
+            let keep = if e.conf.debug_evict_all { 0 } else { stay };
             let spare = lru.active_len().saturating_sub(keep);
             let out = &mut oldest[..want.min(EVICT_BATCH).min(spare)];
             match of {
