@@ -182,8 +182,8 @@ impl Budget {
         let of = |pages: i64| (pages / 64).clamp((pages / 16).min(256), 2048).max(pages / 128);
         let promised = self.promised();
         let whole = self.whole.load(Relaxed).max(promised).max(1);
-        let part = i128::from(of(whole)).pow(2) * i128::from(promised) / i128::from(whole);
-        (part.isqrt() as i64).min(of(promised)).max(HEADROOM_MIN.min(promised / 16))
+        let part = of(whole) as f64 * (promised as f64 / whole as f64).sqrt();
+        (part as i64).min(of(promised)).max(HEADROOM_MIN.min(promised / 16))
     }
 
     /// Value of the growth counter, to be read *before* a sample is taken.
