@@ -16,8 +16,12 @@ use std::time::{Duration, Instant};
 
 /// Time between two measurements: as many times the CPU time of one...
 const COST: u32 = 50;
-/// ... and at least so much.
+/// ... and at least so much, which is doubled each time that nothing has changed...
 const BETWEEN: Duration = Duration::from_millis(50);
+/// ... up to this: idle workers of a server are to cost nothing, and still see that others have ended.
+const BETWEEN_MAX: Duration = Duration::from_millis(800);
+/// So many faults are no change.
+const FEW: u64 = 16;
 /// Less than this part of resident memory is not worth counting: the others have gone, or have pages of their own by
 /// now.
 const PART: i64 = 64;
@@ -33,6 +37,7 @@ pub struct SharedPages {
     minor: u64,
     served: u64,
     next: Option<Instant>,
+    between: Duration,
 }
 
 impl SharedPages {
@@ -50,7 +55,7 @@ impl SharedPages {
     /// A child was forked.
     pub fn forked(&mut self) {
         if !self.related {
-            (self.related, self.next) = (true, None);
+            (self.related, self.next, self.between) = (true, None, BETWEEN);
         }
     }
 
@@ -68,7 +73,8 @@ impl SharedPages {
                 return Shared::default();
             };
             let took = cpu::own_time() - before;
-            self.next = Some(now + (took * COST).max(BETWEEN));
+            self.between = self.pause(shared, minor_faults(), resident);
+            self.next = Some(now + (took * COST).max(self.between));
             (self.shared, self.resident) = (shared, resident);
             (self.minor, self.served) = (minor_faults(), served);
             self.related = shared.paid_by_others > resident / PART;
@@ -76,6 +82,13 @@ impl SharedPages {
         let own = self.unshared(resident, minor_faults(), served);
         let less = |pages: i64| pages.saturating_sub(own).clamp(0, resident);
         Shared { paid_by_others: less(self.shared.paid_by_others), all: less(self.shared.all) }
+    }
+
+    /// How long until the next measurement, after this one.
+    fn pause(&self, now: Shared, minor: u64, resident: i64) -> Duration {
+        let differs = (now.paid_by_others - self.shared.paid_by_others).abs() > resident / PART;
+        let is_busy = minor.saturating_sub(self.minor) > FEW;
+        if differs || is_busy { BETWEEN } else { (2 * self.between).clamp(BETWEEN, BETWEEN_MAX) }
     }
 
     /// Pages that were made this process's own since the last measurement.
@@ -98,10 +111,22 @@ mod tests {
     #[test]
     fn a_fault_that_nobody_served_and_nothing_grew_by_made_a_page_its_own() {
         let shared = Shared { paid_by_others: 500, all: 1000 };
-        let pages = SharedPages { related: true, shared, resident: 1000, minor: 50, served: 7, next: None };
+        let pages =
+            SharedPages { related: true, shared, resident: 1000, minor: 50, served: 7, ..SharedPages::default() };
         assert_eq!(pages.unshared(1000, 50, 7), 0);
         assert_eq!(pages.unshared(1000, 150, 7), 100);
         assert_eq!(pages.unshared(1100, 150, 7), 0, "it has grown by as many");
         assert_eq!(pages.unshared(1000, 150, 107), 0, "the engine has served as many");
+    }
+    #[test]
+    fn what_does_not_change_is_measured_seldom() {
+        let shared = |pages| Shared { paid_by_others: pages, all: 2 * pages };
+        let mut pages = SharedPages { shared: shared(500), minor: 50, ..SharedPages::default() };
+        for ms in [50, 100, 200, 400, 800, 800] {
+            pages.between = pages.pause(shared(505), 55, 1000);
+            assert_eq!(pages.between, Duration::from_millis(ms));
+        }
+        assert_eq!(pages.pause(shared(400), 55, 1000), BETWEEN, "others have pages of their own");
+        assert_eq!(pages.pause(shared(500), 150, 1000), BETWEEN, "this process has some");
     }
 }
