@@ -1,4 +1,5 @@
-//! A tree above its budget in which no process can give any more: many small ones, or much that stays in memory.
+//! A tree above its budget in which no process can give any more: many small ones. What cannot be swapped out at all is
+//! told by those that have it.
 //!
 //! Caller: the monitor that has just swept. No locks.
 
@@ -23,7 +24,7 @@ pub struct Excess {
     /// The process id of the one that has most.
     pub largest: u32,
     most: u64,
-    /// What they have when all have given what they can.
+    /// What they have when all have given what they can, without what cannot be swapped out.
     least: u64,
 }
 
@@ -33,7 +34,8 @@ impl Excess {
             let has = used(m);
             sum.processes += u64::from(has > 0);
             sum.pages = sum.pages.saturating_add(has);
-            sum.least = sum.least.saturating_add(if m.is_looking(now) { has.min(m.floor.load()) } else { has });
+            let least = if m.is_looking(now) { has.min(m.floor.load()) } else { has };
+            sum.least = sum.least.saturating_add(least.saturating_sub(m.immovable.load()));
             if has > sum.most {
                 (sum.most, sum.largest) = (has, m.pid.load(Relaxed));
             }
@@ -93,5 +95,7 @@ mod tests {
         assert!(look(segment).is_none());
         members[0].set_kind(MemberKind::Dormant);
         assert!(over().is_over(1024), "it cannot");
+        members[1].immovable.store(400);
+        assert!(!over().is_over(1024), "that is told otherwise");
     }
 }
