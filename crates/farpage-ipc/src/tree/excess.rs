@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 /// More than the budget and this part of it, for so long.
 const PART: u64 = 20;
-const FOR_US: u64 = 100_000;
+const FOR_US: u64 = 1_000_000;
 /// Between two close looks: with the kernel's shares of what forked processes have together.
 const AGAIN_US: u64 = 1_000_000;
 

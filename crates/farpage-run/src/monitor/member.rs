@@ -177,7 +177,8 @@ fn tree_share(e: &Engine, is_child: bool) -> Option<TreeShare> {
 /// Says once in a tree that it has more than its budget, and will have, also without its `strangers`: these have
 /// words of their own.
 fn say_what_exceeds(segment: &Segment, strangers: u64) {
-    if warn_once::is_said(WarningKind::Exceeded) {
+    // Memory that cannot be swapped out is told more exactly, and sooner.
+    if [WarningKind::Exceeded, WarningKind::Stuck].into_iter().any(warn_once::is_said) {
         return;
     }
     let is_more = |excess: &Excess| excess.pages.saturating_sub(strangers) > segment.budget();
