@@ -463,6 +463,11 @@ impl Segment {
         self.header.maker.load(Relaxed) == pid
     }
 
+    /// Whether any process of the tree has noted that ([`Segment::note_said`]).
+    pub fn is_said(&self, bit: u32) -> bool {
+        self.header.said.load(SeqCst) & bit != 0
+    }
+
     /// Notes that the warnings of these bits are given; whether they were before.
     pub fn note_said(&self, bits: u32) -> bool {
         self.header.said.fetch_or(bits, SeqCst) & bits == bits

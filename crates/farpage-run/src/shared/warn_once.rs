@@ -47,9 +47,10 @@ pub enum WarningKind {
 /// What this process, or one that it was forked from, has said.
 static SAID: AtomicU32 = AtomicU32::new(0);
 
-/// Whether this process knows that it has been said: what would be said need not be put into words.
+/// Whether it has been said in this tree: what would be said need not be put into words.
 pub fn is_said(kind: WarningKind) -> bool {
-    SAID.load(SeqCst) & 1 << kind as u32 != 0
+    let bit = 1 << kind as u32;
+    SAID.load(SeqCst) & bit != 0 || tree::segment().is_some_and(|segment| segment.is_said(bit))
 }
 
 /// What is told instead of the program's standard error.
