@@ -179,7 +179,8 @@ impl Unmanaged {
             true => Some(self.over_since.unwrap_or(now)),
             false => None,
         };
-        let is_alone = now_has.rss > most.min(e.budget.promised()) && mine > most / 2;
+        // Where others have much, too, it is not told before they have told what they have.
+        let is_alone = now_has.rss > most.min(e.budget.promised()) && mine > most / 2 && used - mine <= most / 2;
         let is_over = used > most || tree::segment().is_none();
         let exceeds = is_alone && is_over || self.over_since.is_some_and(|since| now - since > OVER_FOR);
         let of_tree = immovable.max(mine);
