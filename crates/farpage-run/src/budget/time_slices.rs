@@ -1,8 +1,9 @@
 //! Time slices: when more processes of a tree are busy than fit, some wait, so that the others get on.
 //!
 //! No division helps where the sum of what busy processes need is well above the budget: all of them read the same
-//! pages again and again. A process that reads more than [`CONTENDS`] pages a second that it had before *contends*, and
-//! so does one that grows beside such a process and gets no more. Of the processes that contend, as many *hold* as fit
+//! pages again and again. A process that reads more than [`CONTENDS`] pages a second that it had before *contends*. One
+//! that only grows does not: a client that is given no more would have its server wait. Of the processes that contend,
+//! as many *hold* as fit
 //! with all that they have, in memory or swapped out, the longest waiting first, and at least one. The others are held:
 //! their faults are answered, but late ([`LATE`]). So a process that has a lock or a pipe that a holder waits for goes
 //! on; none is stopped. Meanwhile the pages of held processes count as old as can be, and those of holders as just used
@@ -22,6 +23,8 @@ use std::time::Duration;
 /// Pages a second that were here before and are read again: a process that needs more, an eighth of its time, contends.
 /// Less is the price of sharing: to wait in turn costs more, because all that a process has goes out and comes back.
 const CONTENDS: u64 = 5000;
+/// One that is held reads little, because its faults are answered late.
+const HELD_CONTENDS: u64 = 20;
 /// A process that needs less than this many pages is not held up: shells, drivers.
 const NEED_MIN: u64 = 2048;
 /// How late the faults of held processes are answered.
@@ -96,8 +99,8 @@ impl TimeSlices {
 
     /// `refaults` a second; busy since the last decision or not.
     fn decide(&mut self, segment: &Segment, mine: &Member, refaults: u64, busy: bool, all: u64, now: u64) -> TimeSlice {
-        let wants = mine.wants.load() > 0 && others_contend(segment, mine, now);
-        if refaults > CONTENDS || busy && (wants || mine.held.load(Relaxed) != 0) {
+        let least = if mine.held.load(Relaxed) != 0 { HELD_CONTENDS } else { CONTENDS };
+        if busy && refaults > least {
             self.contended_us = now;
         }
         let contends = all > NEED_MIN && now.saturating_sub(self.contended_us) < STAYS_US && self.contended_us > 0;
@@ -124,10 +127,6 @@ impl TimeSlices {
 /// A process that is stopped needs nothing.
 fn need_of(member: &Member, now: u64) -> u64 {
     if member.is_looking(now) { member.need.load() } else { 0 }
-}
-
-fn others_contend(segment: &Segment, mine: &Member, now: u64) -> bool {
-    segment.living().any(|m| !std::ptr::eq(m, mine) && need_of(m, now) > 0)
 }
 
 /// What becomes of a member, and how many slices of others there are before its next one.
@@ -207,6 +206,18 @@ mod tests {
         assert_eq!(looks(segment, &mut all, 1_000, 30_000, 2_000 * MS), [TimeSlice::Free; 4]);
         let (segment, mut one) = tree_of(20_000, 1);
         assert_eq!(looks(segment, &mut one, 9_000, 90_000, 1_000 * MS), [TimeSlice::Free], "alone");
+    }
+
+    #[test]
+    fn one_that_only_grows_holds_up_none() {
+        let (segment, mut all) = tree_of(20_000, 2);
+        all[1].mine.wants.store(1_000);
+        for now in [1_000 * MS, 1_020 * MS, 1_040 * MS] {
+            let [server, client] = &mut all[..] else { panic!() };
+            let of_server = server.slices.decide(segment, server.mine, 10_000, true, 18_000, now);
+            let of_client = client.slices.decide(segment, client.mine, 100, true, 4_000, now);
+            assert_eq!((of_server, of_client), (TimeSlice::Free, TimeSlice::Free));
+        }
     }
 
     /// The longest time without a slice of a process that contends, microseconds; `contends`: whether the process with
