@@ -41,7 +41,8 @@ HANG = 300
 def build(name, *flags, output=None):
     """The program of `src/NAME`, built if it is older than its source; the path of it."""
     source, out = HERE / "src" / name, BUILT / (output or Path(name).stem)
-    if not out.exists() or out.stat().st_mtime < source.stat().st_mtime:
+    newest = max(path.stat().st_mtime for path in (source, *source.parent.glob("*.h")))
+    if not out.exists() or out.stat().st_mtime < newest:
         BUILT.mkdir(parents=True, exist_ok=True)
         compiler = os.environ.get("CC", "cc")
         # Another process of tests may want it at the same time.

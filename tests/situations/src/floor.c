@@ -2,6 +2,7 @@
  * fills BUSY MiB of its own, if any, and goes over them until no worker has more than EACH KiB of anonymous memory, and
  * all together with the parent SUM MiB at most, each page counted once. That must come about by itself. Then each finds
  * its memory as it was. */
+#include "anonymous.h"
 #include <err.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,20 +10,6 @@
 #include <unistd.h>
 
 enum { WORDS = 1024 };
-
-static long anonymous(int pid)
-{
-	char name[64], line[256];
-	long kib = 0, is;
-	snprintf(name, sizeof name, "/proc/%d/smaps_rollup", pid);
-	FILE *file = fopen(name, "r");
-	while (file && fgets(line, sizeof line, file))
-		if (sscanf(line, "Pss_Anon: %ld", &is) == 1)
-			kib = is;
-	if (file)
-		fclose(file);
-	return kib;
-}
 
 static unsigned word(long i, int owner)
 {

@@ -3,6 +3,7 @@
  * the parent have LIMIT MiB of anonymous memory at most, each page counted once; what they have then is theirs, so that
  * must come about by itself. With LIVES the parent forks so many children first that end at once. With OWN each worker
  * has so many MiB of its own instead, and goes over the first of them all the time. */
+#include "anonymous.h"
 #include <err.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,20 +15,6 @@ struct shared {
 	int done;
 	int end;
 };
-
-static long anonymous(int pid)
-{
-	char name[64], line[256];
-	long kib = 0, is;
-	snprintf(name, sizeof name, "/proc/%d/smaps_rollup", pid);
-	FILE *file = fopen(name, "r");
-	while (file && fgets(line, sizeof line, file))
-		if (sscanf(line, "Pss_Anon: %ld", &is) == 1)
-			kib = is;
-	if (file)
-		fclose(file);
-	return kib;
-}
 
 static unsigned word(long page, int worker)
 {
