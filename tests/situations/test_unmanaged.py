@@ -81,32 +81,34 @@ class Unmanaged(Measured):
             r"mappings, most of them of /.*budget of 16\.0 MiB",
         )
 
-    def test_what_many_processes_have_is_named_though_each_has_little(self):
-        four = 'for i in 1 2 3 4; do "$0" file 8 4 & done; wait'
-        run = self.run_farpage("sh", "-c", four, self.program, ram="24M")
-        self.assertEqual((run.returncode, run.stdout), (0, "right\n" * 4), run.stderr)
+    def several(self, ram, *programs):
+        """At the same time; what is said."""
+        script = " ".join(f'"$0" {arguments} &' for arguments in programs)
+        run = self.run_farpage("sh", "-c", f"{script} wait", self.program, ram=ram)
+        self.assertEqual((run.returncode, run.stdout), (0, "right\n" * len(programs)), run.stderr)
+        return run.stderr
+
+    def assert_told(self, said, every, each, budget):
+        """One line; patterns of what all of them have, and of what one of them has, MiB."""
         self.assertRegex(
-            run.stderr,
-            r"^farpage: \d\d\.\d MiB of the programs' memory cannot be swapped out, [6-9]\.\d MiB of it in process \d+: "
-            r"[6-9]\.\d MiB of written pages of private file mappings, most of them of /.*budget of 24\.0 MiB.*\n$",
+            said,
+            rf"^farpage: {every} MiB of the programs' memory cannot be swapped out, {each} MiB of it in process \d+: "
+            rf"{each} MiB of written pages of private file mappings, most of them of /.*budget of {budget} MiB.*\n$",
         )
 
+    def test_what_many_processes_have_is_named_though_each_has_little(self):
+        said = self.several("24M", *["file 8 4"] * 4)
+        self.assert_told(said, r"\d\d\.\d", r"[6-9]\.\d", r"24\.0")
+
     def test_what_several_have_is_told_though_each_has_much(self):
-        three = 'for i in 1 2 3; do "$0" file 20 1 & done; wait'
-        run = self.run_farpage("sh", "-c", three, self.program, ram="32M")
-        self.assertEqual((run.returncode, run.stdout), (0, "right\n" * 3), run.stderr)
+        said = self.several("32M", *["file 20 1"] * 3)
         # How much of it is known by then depends on when each of them was looked at.
-        self.assertRegex(
-            run.stderr,
-            r"^farpage: [2-6]\d\.\d MiB of the programs' memory cannot be swapped out, [12]\d\.\d MiB of it in process "
-            r"\d+: [12]\d\.\d MiB of written pages of private file mappings, .*budget of 32\.0 MiB.*\n$",
-        )
+        self.assert_told(said, r"[2-6]\d\.\d", r"[12]\d\.\d", r"32\.0")
 
     def test_nothing_is_said_while_all_of_it_fits(self):
         # Two more have reserved what they do not use.
-        five = 'for mb in 1 1 20 20 20; do "$0" kept $mb 4 & done; wait'
-        run = self.run_farpage("sh", "-c", five, self.program, ram="67M")
-        self.assertEqual((run.returncode, run.stdout, run.stderr), (0, "right\n" * 5, ""))
+        said = self.several("67M", *[f"kept {mb} 4" for mb in (1, 1, 20, 20, 20)])
+        self.assertEqual(said, "")
 
     @unless_root
     def test_they_are_in_a_program_that_has_become_another_user(self):
