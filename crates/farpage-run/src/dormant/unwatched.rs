@@ -45,8 +45,7 @@ pub(crate) fn hold(pages: u64) -> bool {
         return true;
     }
     let want = pages - now;
-    let of_others = segment.dormant().saturating_sub(mine.could_fill());
-    if is_small(segment, pages, of_others) {
+    if is_small(segment, pages, mine.could_fill()) {
         mine.claim.add(want);
         if segment.needs_a_watch() {
             return false;
@@ -91,11 +90,12 @@ pub(crate) fn leaves_no_room_for_a_child() -> bool {
     is_large && mine.kind() == MemberKind::Dormant && is_full_for_child(segment, mine, pages)
 }
 
-/// Whether others make room for a process without an engine that could fill `pages`, beside what all others without
-/// one could fill: an engine would not be worth it, and some programs must have one thread.
-fn is_small(segment: &Segment, pages: u64, of_others: u64) -> bool {
+/// Whether others make room for a process without an engine that could fill `pages`, of which so many were known
+/// `before`: an engine would not be worth it, and some programs must have one thread.
+fn is_small(segment: &Segment, pages: u64, before: u64) -> bool {
     let budget = segment.budget();
-    pages <= SMALL || pages <= budget / SMALL_PART && of_others.saturating_add(pages) <= budget / 2
+    let all = || segment.dormant().saturating_sub(before).saturating_add(pages);
+    pages <= SMALL || pages <= budget / SMALL_PART && all() <= budget / 2
 }
 
 #[cfg(test)]
@@ -108,12 +108,13 @@ mod tests {
         let segment = tree::open(tree::create(50_000 * 4096, None).unwrap().as_fd()).unwrap();
         assert!(is_small(segment, 5_000, 0) && !is_small(segment, 5_001, 0));
         for pid in 1..=5 {
-            assert!(is_small(segment, 5_000, segment.dormant()));
+            assert!(is_small(segment, 5_000, 0));
             let member = segment.member_for_test(pid);
             member.set_kind(MemberKind::Dormant);
             member.claim.add(5_000);
         }
-        assert!(!is_small(segment, 5_000, segment.dormant()));
-        assert!(is_small(segment, SMALL, SMALL), "in any case");
+        assert!(!is_small(segment, 5_000, 0));
+        assert!(is_small(segment, 5_000, 5_000), "it has them already");
+        assert!(is_small(segment, SMALL, 0), "in any case");
     }
 }
