@@ -189,8 +189,8 @@ def torture():
         tree.sampler.join()
         assert not stdout.replace("right\n", ""), stdout
         peak, most = max(tree.sums), sorted(tree.sums)[len(tree.sums) * 99 // 100]
-        # A release on a quiet machine: 62 to 65 for 99 % of the time, 63 to 72 at most; a checked build beside other work
-        # is that much later.
+        # A release on a quiet machine: 62 to 65 for 99 % of the time, 63 to 72 at most; a checked build beside other
+        # work is that much later.
         assert most <= 64 * 1.25 or not tree.meter.path, f"99 % of the time up to {most:.1f}"
         assert peak <= 64 * (1.5 if tree.meter.path else 2), f"peak {peak:.1f}"
         print(f"ok: peak {peak:.1f} of 64 MiB, {stdout.count('right')} rounds, {stderr.count('farpage')} messages")

@@ -31,8 +31,8 @@ const SHARES: usize = (libc::CLONE_VM | libc::CLONE_FILES) as usize;
 /// With this the parent sleeps until the child's exec.
 const VFORK: usize = libc::CLONE_VFORK as usize;
 
-/// Flags of a call, where there is an engine without that sleep: the child's engine waits for the parent. With memory of
-/// its own the child does not need it.
+/// Flags of a call, where there is an engine without that sleep: the child's engine waits for the parent. With memory
+/// of its own the child does not need it.
 pub fn without_wait(flags: usize) -> usize {
     if engine().is_some() { flags & !VFORK } else { flags }
 }

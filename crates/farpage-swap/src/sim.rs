@@ -2,8 +2,9 @@
 //!
 //! [`replay`] runs a trace through a [`Policy`] and counts. [`Ours`] is the engine's policy, the very code of
 //! [`crate::workingset`], and [`Run`] the same with all that `farpage run` does around it: readahead, and pages that
-//! leave in batches, and [`Tree`] several of ours in one memory. Beside them are the ones that it has to stand up to: [`Fifo`], [`Clock`], exact [`Lru`],
-//! [`S3Fifo`] and Belady's [`Opt`], which knows the future. [`Synthetic`] makes the traces that the goals name.
+//! leave in batches, and [`Tree`] several of ours in one memory. Beside them are the ones that it has to stand up to:
+//! [`Fifo`], [`Clock`], exact [`Lru`], [`S3Fifo`] and Belady's [`Opt`], which knows the future. [`Synthetic`] and
+//! [`Mix`] make the traces that the goals name.
 //!
 //! Called by `seed-bench sim` and by the tests of the policy. Pure, one thread, no locks.
 

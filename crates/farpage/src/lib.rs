@@ -1,8 +1,8 @@
 //! Memory larger than its RAM budget, asked for by a program: a [`Pager`] gives out regions, and swaps their pages to
 //! devices in user space.
 //!
-//! A user needs [`region`], [`Pager`] from it, [`SwapSpec`] for devices, and perhaps [`Growing`]. The engine of `farpage
-//! run`, which does the same for unmodified programs, is `farpage-run`; both stand on `farpage-device`.
+//! A user needs [`region`], [`Pager`] from it, [`SwapSpec`] for devices, and perhaps [`Growing`]. The engine of
+//! `farpage run`, which does the same for unmodified programs, is `farpage-run`; both stand on `farpage-device`.
 //!
 //! A test (`tests/layers.rs`) fails on files that use each other in a circle, in any crate.
 

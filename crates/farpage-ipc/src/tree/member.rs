@@ -174,7 +174,7 @@ impl Member {
         self.kind.store(kind as u32, SeqCst);
     }
 
-    /// Its engine looks, so that what it wants is true.
+    /// Its engine looks, so that what it wants and needs is true.
     pub fn is_looking(&self, now_us: u64) -> bool {
         let has_engine = matches!(self.kind(), MemberKind::Watched | MemberKind::Managed);
         has_engine && now_us.saturating_sub(self.looked_us.load(Relaxed)) < ABSENT_US
@@ -187,7 +187,7 @@ impl Member {
         self.set_kind(MemberKind::Stranger);
     }
 
-    /// It wants nothing, and has nothing in files.
+    /// It wants and needs nothing, and has nothing in files.
     fn says_nothing(&self) {
         [&self.wants, &self.need].iter().for_each(|number| number.store(0));
         self.held.store(0, Relaxed);

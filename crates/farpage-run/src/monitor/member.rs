@@ -208,8 +208,8 @@ fn look_after_strangers(segment: &Segment) {
     let (has, of) = (held.pages * PAGE_SIZE as u64, segment.budget() * PAGE_SIZE as u64);
     let text = format!(
         "programs that cannot load farpage's library (static, with more rights, or forked by a system call \
-         instruction) have {} of the budget of {}, and \
-         cannot be swapped out; the largest is process {}: the others make room",
+         instruction) have {} of the budget of {}, and cannot be swapped out; the largest is process {}: the others \
+         make room",
         size::format(has),
         size::format(of),
         held.largest

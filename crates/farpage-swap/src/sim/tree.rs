@@ -1,5 +1,5 @@
-//! Several programs in one memory, each with lists of its own, as the processes of a tree have: whose page goes when one
-//! of them needs one. And [`Mix`]es of programs to try that with.
+//! Several programs in one memory, each with lists of its own, as the processes of a tree have: whose page goes when
+//! one of them needs one. And [`Mix`]es of programs to try that with.
 //!
 //! No member sees the others' lists. What each of them says is when the page that it would give next was last seen in
 //! use, by a clock that counts the pages that have left ([`WorkingSet::next_seen`]). The member of the greatest age
