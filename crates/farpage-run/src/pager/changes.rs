@@ -37,6 +37,7 @@ impl Changes {
             }
             self.grace_period.end();
         }
+        e.discovery.recent.fall_behind();
         let n = match with_room_for_fork(e, || mm.read(batch)) {
             Ok(n) => n,
             // The message of a fork, which waits until there is a descriptor again.

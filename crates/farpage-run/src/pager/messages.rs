@@ -26,6 +26,7 @@ impl Pager {
         let most = if self.cx.changes.order.is_settled() { MESSAGES_MAX } else { 1 };
         let n = self.cx.changes.next_messages(self.cx.e, &*self.cx.mm, &mut batch[..most]);
         if n == 0 {
+            self.cx.e.discovery.recent.caught_up();
             return 0;
         }
         let since = Instant::now();
@@ -37,6 +38,7 @@ impl Pager {
         for m in &batch[..n] {
             self.dispatch(*m, since);
         }
+        self.cx.e.discovery.recent.caught_up();
         n
     }
 

@@ -5,7 +5,8 @@
 //! meets a writer may see parts of two ranges. What follows from a wrong answer is that memory is registered some
 //! moments late, or once more.
 
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 
 /// Ranges kept: an allocator has one or two for each CPU.
 const KEPT: usize = 32;
@@ -16,17 +17,34 @@ pub struct Recent {
     /// Start and end, bytes; the end of one that is empty is 0.
     ranges: [(AtomicUsize, AtomicUsize); KEPT],
     next: AtomicUsize,
+    /// Messages may have been read that are not heeded here yet.
+    behind: AtomicBool,
 }
 
 impl Recent {
     /// Whether all of `[start, end)` is in one of the ranges. Any thread.
     pub fn covers(&self, start: usize, end: usize) -> bool {
+        !self.behind.load(Acquire) && self.lists(start, end)
+    }
+
+    fn lists(&self, start: usize, end: usize) -> bool {
         self.ranges.iter().any(|(from, to)| from.load(Relaxed) <= start && end <= to.load(Relaxed))
+    }
+
+    /// Messages are about to be read. A thread that unmaps goes on as soon as its message is read, and may be given
+    /// the same place again before the pager gets a CPU: until [`Recent::caught_up`] nothing is known. Pager only.
+    pub fn fall_behind(&self) {
+        self.behind.store(true, SeqCst);
+    }
+
+    /// What the messages say is cut. Pager only.
+    pub fn caught_up(&self) {
+        self.behind.store(false, Release);
     }
 
     /// `[start, end)` is managed; takes an empty place, or that of one that has been there for long. Pager only.
     pub fn add(&self, start: usize, end: usize) {
-        if self.covers(start, end) {
+        if self.lists(start, end) {
             return;
         }
         self.cut(start, end);
@@ -65,6 +83,10 @@ mod tests {
         assert!(!recent.covers(150, 201) && !recent.covers(99, 101), "only what is in it as a whole");
         recent.cut(200, 300);
         assert!(recent.covers(100, 200), "the end is not in it");
+        recent.fall_behind();
+        assert!(!recent.covers(100, 200), "a message may say that it is unmapped");
+        recent.caught_up();
+        assert!(recent.covers(100, 200));
         recent.cut(199, 300);
         assert!(!recent.covers(100, 110));
     }
