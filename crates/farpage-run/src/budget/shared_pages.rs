@@ -47,15 +47,21 @@ impl SharedPages {
         SharedPages { related: pages > 0, shared, resident: pages, minor: minor_faults(), ..SharedPages::default() }
     }
 
+    /// Of a process that was forked just now: its parent pays for all, until both measure.
+    pub fn of_new_child(pages: i64) -> SharedPages {
+        SharedPages { next: Some(Instant::now() + BETWEEN), between: BETWEEN, ..SharedPages::of_child(pages) }
+    }
+
     /// Others may have the same pages.
     pub fn is_related(&self) -> bool {
         self.related
     }
 
-    /// A child was forked.
+    /// A child was forked. Until it has lived for a while, this process pays for all.
     pub fn forked(&mut self) {
         if !self.related {
-            (self.related, self.next, self.between) = (true, None, BETWEEN);
+            let next = Some(Instant::now() + BETWEEN);
+            *self = SharedPages { related: true, next, between: BETWEEN, ..SharedPages::default() };
         }
     }
 
@@ -128,5 +134,18 @@ mod tests {
         }
         assert_eq!(pages.pause(shared(400), 55, 1000), BETWEEN, "others have pages of their own");
         assert_eq!(pages.pause(shared(500), 150, 1000), BETWEEN, "this process has some");
+    }
+
+    #[test]
+    fn a_parent_pays_for_all_until_its_child_has_lived_for_a_while() {
+        let nowhere =
+            Proc::from_fd(rustix::fs::open("/", rustix::fs::OFlags::PATH, rustix::fs::Mode::empty()).unwrap());
+        let mut parent = SharedPages::default();
+        assert_eq!(parent.shared(&nowhere, 1000, 0).paid_by_others, 0);
+        parent.forked();
+        assert_eq!((parent.shared(&nowhere, 1000, 0).paid_by_others, parent.is_related()), (0, true));
+        let mut child = SharedPages::of_new_child(1000);
+        // But for what the child has copied meanwhile (other tests have faults, too).
+        assert!(child.shared(&nowhere, 1000, 0).paid_by_others > 0 && child.is_related());
     }
 }

@@ -36,7 +36,10 @@ pub(super) struct Membership {
 impl Membership {
     /// Takes this thread's part. `is_child`: of a process with an engine; `resident`: pages.
     pub(super) fn new(e: &Engine, is_child: bool, resident: i64, now: Instant) -> Membership {
-        let shared_pages = SharedPages::of_child(if is_child { resident } else { unwatched::forked_with() as i64 });
+        let shared_pages = match is_child {
+            true => SharedPages::of_new_child(resident),
+            false => SharedPages::of_child(unwatched::forked_with() as i64),
+        };
         Membership { share: tree_share(e, is_child), shared_pages, forks: 0, children: now }
     }
 
