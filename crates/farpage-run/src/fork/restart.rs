@@ -140,16 +140,16 @@ pub fn activate_child(e: &'static Engine, proc: &'static Proc, pending: &Pending
 }
 
 /// Between the fork and this moment the child's memory was not registered. If something touched a page that is
-/// swapped out, it saw zeros; better to end the child than to let it go on with them. (`late_fills`: pages, sorted,
-/// that were placed during the pause with the right content.)
+/// swapped out, it saw zeros; better to end the child than to let it go on with them. Where all pages were in the
+/// program there is nothing to be seen. (`late_fills`: pages, sorted, that were placed during the pause with the right
+/// content.)
 fn check_untouched(e: &Engine, pager: &mut Pager, late_fills: &[Vpn]) -> Result<(), StartError> {
     let stack = e.fork.child_stack();
     let dead = Vpn::of(stack - DEAD_STACK)..Vpn::of(stack);
     let managed = lock(&e.memory.managed).clone();
-    for (start, end) in managed.iter() {
+    for (start, end) in managed.iter().flat_map(|(start, end)| e.table.out_parts(start, end)) {
         let mut touched = None;
-        let all = (start.addr(), end.addr());
-        let seen = pager.cx.mm.runs_by_kind(all.0, all.1, &mut |s, t, kind| {
+        let seen = pager.cx.mm.runs_by_kind(start.addr(), end.addr(), &mut |s, t, kind| {
             if kind == PageKind::Guard {
                 e.memory.marked.store(true, SeqCst);
                 return true;
@@ -157,6 +157,7 @@ fn check_untouched(e: &Engine, pager: &mut Pager, late_fills: &[Vpn]) -> Result<
             for vpn in Vpn::of(s).up_to(Vpn::of(t)) {
                 let Some(node) = e.table.node_or_create(vpn) else { return false };
                 match e.table.state(node) {
+                    State::Mapped(_) => {}
                     // Below the stack pointer of the forking thread everything is dead.
                     state @ (State::Swapped(_) | State::Cached(_))
                         if !dead.contains(&vpn) && late_fills.binary_search(&vpn).is_err() =>

@@ -112,6 +112,12 @@ pub fn leaf_end(vpn: Vpn) -> Vpn {
     leaf_start(vpn) + LEAF_PAGES
 }
 
+/// One past the last page of the piece of the directory that `vpn` belongs to.
+fn piece_end(vpn: Vpn) -> Vpn {
+    const PAGES: u64 = 1 << (LEAF_BITS + PIECE_BITS);
+    Vpn::new((vpn.number() / PAGES + 1) * PAGES)
+}
+
 #[repr(C)]
 struct Leaf {
     words: [AtomicU64; LEAF_PAGES],
@@ -464,6 +470,38 @@ impl PageTable {
             }
             at = stop;
         }
+    }
+
+    /// The parts of `[start, end)` in which not all pages are in the program, as the words say: of each leaf from the
+    /// first page that is not to the last. Pager only.
+    pub fn out_parts(&self, start: Vpn, end: Vpn) -> Vec<(Vpn, Vpn)> {
+        let mut parts: Vec<(Vpn, Vpn)> = Vec::new();
+        let mut at = start;
+        while at < end {
+            let (first, last, stop) = match self.node(at) {
+                Some(node) => {
+                    let stop = leaf_end(at).min(end);
+                    let is_out =
+                        |i: &usize| self.word(Node(node.0 + *i as u32)).load(Ordering::Acquire) & KIND_MASK != MAPPED;
+                    let mut pages = 0..stop - at;
+                    match (pages.find(is_out), pages.rfind(is_out)) {
+                        (Some(first), last) => (at + first, at + last.unwrap_or(first) + 1, stop),
+                        (None, _) => (stop, stop, stop),
+                    }
+                }
+                None => {
+                    let stop = if self.slot(place_of(at).0).is_some() { leaf_end(at) } else { piece_end(at) };
+                    (at, stop.min(end), stop.min(end))
+                }
+            };
+            match parts.last_mut() {
+                _ if first == last => {}
+                Some((_, before)) if *before == first => *before = last,
+                _ => parts.push((first, last)),
+            }
+            at = stop;
+        }
+        parts
     }
 
     /// Bytes of RAM the table takes: leaves in use, directory pages not counted.

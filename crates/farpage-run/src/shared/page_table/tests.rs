@@ -165,3 +165,29 @@ fn far_pages_take_what_they_need() {
     assert_eq!(t.node(far(PIECES as u64)), None);
     assert!(t.has_room(far(2), far(3)) && !t.has_room(far(2), far(PIECES as u64)) && !t.is_short());
 }
+
+#[test]
+fn parts_that_are_out_begin_and_end_with_such_a_page() {
+    let t = table();
+    let start = Vpn::of(0x7fff_0000_0000);
+    let all = |from: usize, to: usize| vec![(start + from, start + to)];
+    // No leaf, no piece.
+    assert_eq!(t.out_parts(start, start + 5000), all(0, 5000));
+    assert_eq!(t.out_parts(Vpn::of(1 << 45), Vpn::of(1 << 46)), [(Vpn::of(1 << 45), Vpn::of(1 << 46))]);
+    for page in 0..4 * LEAF_PAGES {
+        t.set(t.node_or_create(start + page).unwrap(), State::Mapped(None));
+    }
+    assert_eq!(t.out_parts(start, start + 4 * LEAF_PAGES), []);
+    let out = [
+        (100, State::None),
+        (511, cached(1)),
+        (512, writeback(2)),
+        (1024 + 7, State::Swapped(Entry::from_raw(5).unwrap())),
+    ];
+    for (page, state) in out {
+        t.set(t.node(start + page).unwrap(), state);
+    }
+    let parts = [all(100, 513), all(1031, 1032)].concat();
+    assert_eq!(t.out_parts(start, start + 4 * LEAF_PAGES), parts);
+    assert_eq!(t.out_parts(start + 101, start + 512), all(511, 512));
+}
