@@ -61,7 +61,7 @@ impl Pager {
     /// Holds still from the request of a forking thread until the process has been copied.
     pub(crate) fn pause_for_fork(&mut self) {
         let f = &self.cx.e.fork;
-        let mut held = PendingEvents::EMPTY;
+        let mut held = PendingEvents::new();
         let mut pending: Vec<Pending> = Vec::with_capacity(PENDING_MAX);
         // Also for the control blocks of new threads, which the forking thread touches next.
         self.adoption.adopt_news(&mut self.cx);
@@ -136,7 +136,7 @@ impl Pager {
                     // Other threads have done much since. A copy that is made just now is not good.
                     f.copy_unsafe.store(1, SeqCst);
                     self.apply_pending(&mut pending);
-                    held = PendingEvents::EMPTY;
+                    held.clear();
                     f.late_fills.clear();
                     f.copy_unsafe.store(0, SeqCst);
                 }
@@ -145,6 +145,7 @@ impl Pager {
         f.copy_unsafe.store(0, SeqCst);
         // The copy is made (or failed). First the lease, so that nothing the child may need is reused.
         let lease = self.cx.e.space.fork_parent();
+        self.cx.e.fork.standby.dismiss();
         let channel = self.keep_channel(lease);
         if is_told {
             // SAFETY: as below.
@@ -166,7 +167,7 @@ impl Pager {
                         self.adoption.apply(&mut self.cx, event);
                     }
                 }
-                _ if !read => self.cx.sleep(Some(100_000)),
+                _ if !read => self.cx.await_change(100_000),
                 Message::Fault { .. } => self.dispatch(one[0], Instant::now()),
                 Message::Remove { start, .. } if self.cx.e.arena.doorbell.contains(start) => {}
                 event => {
@@ -208,10 +209,11 @@ impl Pager {
             if !self.cx.changes.order.waits() {
                 self.serve_waiting();
             }
-            if self.cx.changes.order.is_settled() && !self.cx.changing() {
-                return;
+            match self.cx.changing() {
+                false if self.cx.changes.order.is_settled() => return,
+                false => self.cx.sleep(Some(50_000)),
+                true => self.cx.await_change(50_000),
             }
-            self.cx.sleep(Some(50_000));
         }
     }
 

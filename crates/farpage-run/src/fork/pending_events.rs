@@ -1,5 +1,5 @@
 //! The pending events of a fork: which changes of mappings were not told yet when the process was copied, and its way
-//! from the parent's pager to the child's monitor.
+//! from the parent's pager to the child's monitor. Mostly there are none, and a message of two words.
 
 use farpage_base::sys::pass::{receive, send};
 use farpage_base::sys::uffd::Message;
@@ -9,16 +9,33 @@ use rustix::fd::BorrowedFd;
 /// and as many again where the message of the fork comes behind them.
 const EVENTS_MAX: usize = 256;
 
+/// Events in one message.
+const EVENTS_SENT: usize = 32;
+
+const WORD: usize = size_of::<usize>();
+/// Words before the events of a message: how many events are left for others, whether there were too many.
+const HEAD: usize = 2;
+
+type Record = [usize; 4];
+
 /// Changes of mappings that were pending when the process was copied.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct PendingEvents {
-    events: [[usize; 4]; EVENTS_MAX],
-    n: usize,
+    events: Vec<Record>,
     overflow: bool,
 }
 
 impl PendingEvents {
-    pub(super) const EMPTY: PendingEvents = PendingEvents { events: [[0; 4]; EVENTS_MAX], n: 0, overflow: false };
+    /// None yet; has all the memory that it will need.
+    pub(super) fn new() -> PendingEvents {
+        PendingEvents { events: Vec::with_capacity(EVENTS_MAX), overflow: false }
+    }
+
+    /// None any more.
+    pub(super) fn clear(&mut self) {
+        self.events.clear();
+        self.overflow = false;
+    }
 
     /// Notes an event; faults are none.
     pub(super) fn note(&mut self, m: Message) {
@@ -28,23 +45,20 @@ impl PendingEvents {
             Message::Remove { start, end } => [3, start, end, 0],
             Message::Fault { .. } => return,
         };
-        match self.events.get_mut(self.n) {
-            Some(slot) => {
-                *slot = record;
-                self.n += 1;
-            }
-            None => self.overflow = true,
+        match self.events.len() < EVENTS_MAX {
+            true => self.events.push(record),
+            false => self.overflow = true,
         }
     }
 
     /// Half of the room is taken.
     pub(super) fn is_half_full(&self) -> bool {
-        self.n >= EVENTS_MAX / 2
+        self.events.len() >= EVENTS_MAX / 2
     }
 
     /// There is no room for so many more.
     pub(super) fn is_full(&self, more: usize) -> bool {
-        self.n + more > EVENTS_MAX
+        self.events.len() + more > EVENTS_MAX
     }
 
     /// More was pending than could be noted.
@@ -54,7 +68,7 @@ impl PendingEvents {
 
     /// The pending events in order.
     pub fn events(&self) -> impl Iterator<Item = Message> + '_ {
-        self.events[..self.n].iter().map(|r| match r[0] {
+        self.events.iter().map(|r| match r[0] {
             1 => Message::Unmap { start: r[1], end: r[2] },
             3 => Message::Remove { start: r[1], end: r[2] },
             _ => Message::Remap { from: r[1], to: r[2], len: r[3] },
@@ -65,30 +79,70 @@ impl PendingEvents {
 impl PendingEvents {
     /// Sends it to the child, which may be gone.
     pub(super) fn send(&self, to: BorrowedFd<'_>) {
-        // SAFETY: a plain structure of integers, viewed as its bytes; the padding behind the flag is never read back.
-        let bytes =
-            unsafe { std::slice::from_raw_parts(std::ptr::from_ref(self).cast::<u8>(), size_of::<PendingEvents>()) };
-        let _ = send(to, bytes, &[]);
+        let mut left = self.events.as_slice();
+        loop {
+            let (now, later) = left.split_at(left.len().min(EVENTS_SENT));
+            let head = [later.len(), usize::from(self.overflow)];
+            let words = head.iter().chain(now.iter().flatten());
+            let bytes: Vec<u8> = words.flat_map(|word| word.to_ne_bytes()).collect();
+            left = later;
+            if send(to, &bytes, &[]).is_err() || left.is_empty() {
+                return;
+            }
+        }
     }
 
     /// Waits for it, in the child. The parent is dead: there is none, and nothing to be said.
     pub(super) fn receive(from: BorrowedFd<'_>) -> PendingEvents {
-        let mut bytes = [0u8; size_of::<PendingEvents>()];
-        let mut pending = PendingEvents::EMPTY;
-        if !receive(from, &mut bytes).is_ok_and(|(n, _)| n == bytes.len()) {
-            return pending;
+        let mut pending = PendingEvents { events: Vec::new(), overflow: false };
+        let mut bytes = [0u8; (HEAD + EVENTS_SENT * 4) * WORD];
+        loop {
+            let n = receive(from, &mut bytes).map_or(0, |(n, _)| n);
+            let word = |i: usize| usize::from_ne_bytes(std::array::from_fn(|k| bytes[i * WORD + k]));
+            let records = match n.checked_sub(HEAD * WORD) {
+                Some(rest) => rest / size_of::<Record>(),
+                None => {
+                    // It has died in the middle.
+                    pending.overflow |= !pending.events.is_empty();
+                    return pending;
+                }
+            };
+            pending.events.extend((0..records).map(|r| -> Record { std::array::from_fn(|k| word(HEAD + r * 4 + k)) }));
+            pending.overflow |= word(1) != 0;
+            if word(0) == 0 {
+                return pending;
+            }
         }
-        let word = |i: usize| usize::from_ne_bytes(std::array::from_fn(|k| bytes[i * 8 + k]));
-        for (i, event) in pending.events.iter_mut().enumerate() {
-            *event = std::array::from_fn(|k| word(i * 4 + k));
-        }
-        pending.n = word(EVENTS_MAX * 4).min(EVENTS_MAX);
-        pending.overflow = bytes[(EVENTS_MAX * 4 + 1) * 8] != 0;
-        pending
     }
 }
 
-const _: () = assert!(
-    std::mem::offset_of!(PendingEvents, events) == 0 && std::mem::offset_of!(PendingEvents, n) == EVENTS_MAX * 32
-);
-const _: () = assert!(std::mem::offset_of!(PendingEvents, overflow) == EVENTS_MAX * 32 + 8);
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farpage_base::sys::pass::pair;
+    use rustix::fd::AsFd;
+
+    #[test]
+    fn all_events_arrive_in_their_order() {
+        for n in [0, 1, EVENTS_SENT, EVENTS_SENT + 1, EVENTS_MAX, EVENTS_MAX + 1] {
+            let (here, there) = pair().unwrap();
+            let mut sent = PendingEvents::new();
+            (0..n).for_each(|i| match i % 3 {
+                0 => sent.note(Message::Unmap { start: i << 12, end: (i + 1) << 12 }),
+                1 => sent.note(Message::Remap { from: i << 12, to: i << 20, len: 4096 }),
+                _ => sent.note(Message::Remove { start: i << 12, end: (i + 2) << 12 }),
+            });
+            sent.send(here.as_fd());
+            let got = PendingEvents::receive(there.as_fd());
+            assert_eq!((got.events, got.overflow), (sent.events, n > EVENTS_MAX));
+        }
+    }
+
+    #[test]
+    fn a_parent_that_is_dead_has_said_nothing() {
+        let (here, there) = pair().unwrap();
+        drop(here);
+        let got = PendingEvents::receive(there.as_fd());
+        assert!(got.events.is_empty() && !got.overflow);
+    }
+}

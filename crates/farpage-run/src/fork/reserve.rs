@@ -147,7 +147,6 @@ pub fn release() {
     let f = &e.fork;
     f.standby.dismiss();
     lock(&f.fork_state).lose_channel();
-    f.channel.wait_idle();
     f.reserved.store(0, SeqCst);
     f.gates.open_monitor();
     f.lock.unlock();

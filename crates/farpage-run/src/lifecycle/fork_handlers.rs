@@ -113,8 +113,6 @@ pub extern "C" fn prepare() {
     if !e.stage.active.load(SeqCst) {
         return; // nothing that a child would need
     }
-    // What is left to be done of the reservation, while the monitor can still be waited for.
-    f.channel.wait_idle();
     f.forking.tid.store(gettid(), SeqCst);
     f.set_pager(PAUSE_WANTED);
     e.ring();
@@ -144,9 +142,9 @@ pub extern "C" fn parent() {
     if !f.is_home() || f.forking.prepared.load(SeqCst) != thread_pointer() {
         return;
     }
-    f.standby.dismiss();
     let mut fork_state = std::mem::replace(&mut *lock(&f.fork_state), ForkState::NONE);
     if fork_state.active {
+        // The pager has the threads end that stand by.
         huge::restore(f.forking.huge_pages.load(SeqCst));
         f.set_pager(RESUME_WANTED);
         e.ring();
@@ -202,6 +200,8 @@ pub fn child_of(forker: usize) {
     f.child.end.store(fork_state.channel, SeqCst);
     e.wakeups.kick_fd.store(-1, SeqCst);
     e.wakeups.writer_tid.store(0, SeqCst);
+    e.wakeups.writer.store(0, SeqCst);
+    e.wakeups.monitor_rests.store(false, SeqCst);
     e.discovery.notes.fork_child();
     e.decompressor.fork_child();
     e.following.fork_child();

@@ -42,6 +42,9 @@ use rustix::fd::{FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{Ordering::Relaxed, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
+/// The first look of a forked child's monitor: many a child has ended or become another program by then.
+const BORN: Duration = Duration::from_millis(5);
+
 /// What the monitor holds open, and what it knows.
 pub struct Monitor {
     e: &'static Engine,
@@ -108,8 +111,10 @@ pub(crate) extern "C" fn main(engine: usize) -> ! {
         Err(error) => give_up("in a forked child, whose swapped-out memory would be lost: cannot read /proc", error),
     };
     e.publish_look();
+    let seen = monitor.wakeups();
     restart::start_as_child(e, monitor.proc);
     drop(room);
+    monitor.sleep(seen, BORN);
     monitor.run()
 }
 
@@ -146,7 +151,9 @@ impl Monitor {
         // A root directory or a working directory that the program leaves must not stay busy because of us.
         let _ = rustix::process::chdir("/");
         let statm = proc.file("self/statm")?;
-        e.memory.stack_top.store(stack_start(proc).unwrap_or(0) / PAGE_SIZE * PAGE_SIZE, Relaxed);
+        if !is_child {
+            e.memory.stack_top.store(stack_start(proc).unwrap_or(0) / PAGE_SIZE * PAGE_SIZE, Relaxed);
+        }
         let now = Instant::now();
         // Now, because later these calls may have to wait for a lock behind many threads, each of which fills memory.
         // Forked children can do without: there are programs that make thousands. Where forks are told, nothing may be
@@ -170,22 +177,44 @@ impl Monitor {
 
     fn run(&mut self) -> ! {
         loop {
-            let asked = self.e.wakeups.monitor.load(SeqCst);
-            let wanted = self.member.share.as_ref().map(|tree| (&tree.mine.wake, tree.mine.wake.load(SeqCst)));
-            let mut pause = Some(self.work());
+            let seen = self.wakeups();
+            let pause = self.work();
             if self.e.wakeups.monitor_rests.load(Relaxed) {
                 self.scan.rest();
                 stack(&self.e.arena, MONITOR).give_back_unused();
             }
-            while let Some(time) = pause {
-                let time = time.as_nanos() as u64;
-                match wanted {
-                    Some(wanted) => futex::wait_any((&self.e.wakeups.monitor, asked), wanted, time),
-                    None => futex::wait(&self.e.wakeups.monitor, asked, Some(time)),
+            self.sleep(seen, pause);
+        }
+    }
+
+    /// How often it was woken so far: by this process, by others.
+    fn wakeups(&self) -> (u32, Option<u32>) {
+        let by_others = self.member.share.as_ref().map(|tree| tree.mine.wake.load(SeqCst));
+        (self.e.wakeups.monitor.load(SeqCst), by_others)
+    }
+
+    /// Sleeps for so long, unless it was woken since `seen`; goes on as long as the process rests.
+    fn sleep(&mut self, mut seen: (u32, Option<u32>), pause: Duration) {
+        let mut until = Instant::now() + pause;
+        loop {
+            let left = until.saturating_duration_since(Instant::now()).as_nanos() as u64;
+            match self.member.share.as_ref().zip(seen.1) {
+                _ if left == 0 => match self.rest_on() {
+                    Some(more) => until = Instant::now() + more,
+                    None => return,
+                },
+                Some((tree, by_others)) => {
+                    futex::wait_any((&self.e.wakeups.monitor, seen.0), (&tree.mine.wake, by_others), left)
                 }
-                let is_asked = self.e.wakeups.monitor.load(SeqCst) != asked
-                    || wanted.is_some_and(|(word, seen)| word.load(SeqCst) != seen);
-                pause = if is_asked { None } else { self.rest_on() };
+                None => futex::wait(&self.e.wakeups.monitor, seen.0, Some(left)),
+            }
+            if self.wakeups() != seen {
+                if !self.e.fork.channel.is_asked() {
+                    return;
+                }
+                // For a fork, which has nothing to tell. What else woke it counts beside.
+                self.stand_at_gate();
+                seen.0 = seen.0.wrapping_add(1);
             }
         }
     }
@@ -199,15 +228,20 @@ impl Monitor {
         self.member.rests(REST)
     }
 
+    /// Returns when no fork is going on; does meanwhile what the forking thread asks for.
+    fn stand_at_gate(&self) {
+        self.e.fork.gates.pass(|| {
+            self.e.fork.channel.serve();
+            self.e.oversee_at_gate(self.proc);
+        });
+    }
+
     /// A turn, unless a fork is going on.
     fn work(&mut self) -> Duration {
         let (e, fork) = (self.e, &self.e.fork);
         // Not waiting for the gate itself: a thread that has closed it since may want to be served.
         loop {
-            fork.gates.pass(|| {
-                fork.channel.serve();
-                e.oversee_at_gate(self.proc);
-            });
+            self.stand_at_gate();
             if fork.gates.monitor.try_lock() {
                 break;
             }

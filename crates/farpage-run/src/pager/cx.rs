@@ -95,6 +95,19 @@ impl Cx {
         self.mm.is_changing(self.e.arena.frames.base)
     }
 
+    /// The same as [`Cx::sleep`], where a change of mappings is pending: mostly the thread whose message was read just
+    /// now has to run once more, and no longer. That is not worth a sleep.
+    pub(crate) fn await_change(&mut self, timeout_ns: i64) {
+        const LOOKS: usize = 32;
+        for _ in 0..LOOKS {
+            if !self.changing() {
+                return;
+            }
+            rustix::thread::sched_yield();
+        }
+        self.sleep(Some(timeout_ns));
+    }
+
     /// Waits for a message, a kick or a read, at most `timeout_ns`.
     pub(crate) fn sleep(&mut self, timeout_ns: Option<i64>) {
         // Where nothing would wake it, it only looks.

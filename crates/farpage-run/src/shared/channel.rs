@@ -9,8 +9,8 @@
 //!   OPEN  ------------------------------>  socket pair
 //!   pidfd_getfd, or where that is refused:
 //!   SEND, listening  ------------------->  the end is sent to it
-//!   DONE  ------------------------------>  its copy of the end is closed
-//!   asks for a pause  ----------------->  the pager: descriptors into it, once nothing changes any more
+//!   asks for a pause  ----------------->  the pager: its copy of the end is closed; descriptors into it, once nothing
+//!                                         changes any more
 //!   the copy is made ------------------------------------------------------->  descriptors, pending events
 //!   closes the end                         its end stays: the *lease*          keeps the end as long as it lives
 //! ```
@@ -40,9 +40,8 @@ use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 const IDLE: u32 = 0;
 const OPEN: u32 = 1;
 const SEND: u32 = 2;
-const DONE: u32 = 3;
-const ANSWERED: u32 = 4;
-const REFUSED: u32 = 5;
+const ANSWERED: u32 = 3;
+const REFUSED: u32 = 4;
 
 /// Whether a descriptor of the calling thread's table is a block device.
 fn is_block_device(number: RawFd) -> bool {
@@ -80,7 +79,6 @@ const _: () = assert!(IDLE == 0);
 impl Channel {
     /// Forking thread: has the monitor do something, and waits for it.
     fn ask(&self, what: u32, ring: impl Fn()) -> Result<(), Errno> {
-        self.wait_idle();
         self.asked.store(what, SeqCst);
         ring();
         loop {
@@ -97,29 +95,15 @@ impl Channel {
         Ok(())
     }
 
-    /// What was asked last need not be done yet.
-    pub(crate) fn wait_idle(&self) {
-        loop {
-            match self.asked.load(SeqCst) {
-                IDLE => return,
-                asked => futex::wait(&self.asked, asked, None),
-            }
-        }
-    }
-
     /// Forking thread: the child's end of a new channel. `ring` wakes the monitor.
     pub(crate) fn open(&self, monitor: u32, ring: impl Fn()) -> Result<OwnedFd, Errno> {
         self.ask(OPEN, &ring)?;
         let number = lock(&self.ends).there.as_ref().map_or(-1, AsRawFd::as_raw_fd);
-        let end = fetch_fd(monitor, number).or_else(|error| match error {
+        fetch_fd(monitor, number).or_else(|error| match error {
             // There is no number free, whichever way.
             Errno::MFILE | Errno::NFILE => Err(error),
             _ => self.be_sent(&ring),
-        });
-        self.wait_idle();
-        self.asked.store(DONE, SeqCst);
-        ring();
-        end
+        })
     }
 
     fn be_sent(&self, ring: impl Fn()) -> Result<OwnedFd, Errno> {
@@ -134,6 +118,7 @@ impl Channel {
     /// this process has there.
     pub(crate) fn fill(&self, fds: &[RawFd], own: &[RawFd]) {
         let mut channel = lock(&self.ends);
+        channel.there = None;
         let Some(here) = &channel.here else { return };
         let once_more = |fd: &RawFd| match with_room(|| for_reading(*fd)) {
             Ok(opened) => Some((*fd, opened)),
@@ -176,9 +161,18 @@ impl Channel {
         lock(&self.ends).filled
     }
 
+    /// Monitor: whether the forking thread waits for it.
+    pub fn is_asked(&self) -> bool {
+        matches!(self.asked.load(SeqCst), OPEN | SEND)
+    }
+
     /// Monitor: does what the forking thread has asked for.
     pub fn serve(&self) {
         let asked = self.asked.load(SeqCst);
+        // Not even the lock, which the copy of a process must not have.
+        if asked != OPEN && asked != SEND {
+            return;
+        }
         let mut channel = lock(&self.ends);
         let done = match asked {
             OPEN => pair().and_then(|(here, there)| {
@@ -188,24 +182,14 @@ impl Channel {
                 *channel = Ends { here: Some(here), there: Some(there), spare, ..Ends::default() };
                 Ok(())
             }),
-            SEND => match (channel.address.take(), &channel.there) {
+            _ => match (channel.address.take(), &channel.there) {
                 (Some(address), Some(there)) => send_to(&address, there.as_fd()),
                 _ => Err(Errno::INVAL),
             },
-            DONE => {
-                channel.there = None;
-                Ok(())
-            }
-            _ => return,
         };
         channel.why = done.err();
         drop(channel);
-        let answer = match (asked, done) {
-            (DONE, _) => IDLE,
-            (_, Ok(())) => ANSWERED,
-            (_, Err(_)) => REFUSED,
-        };
-        self.asked.store(answer, SeqCst);
+        self.asked.store(if done.is_ok() { ANSWERED } else { REFUSED }, SeqCst);
         futex::wake_all(&self.asked);
     }
 }

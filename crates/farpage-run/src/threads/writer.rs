@@ -17,6 +17,9 @@ const FREES_A_TURN: usize = 256;
 /// Compressed pages looked at per turn, for holes between them: 0.2 us each at most.
 const COMPACT_A_TURN: usize = 256;
 
+/// Between two turns without anything to do, unless a thread wakes it, nanoseconds.
+const PAUSE_NS: u64 = 20_000_000;
+
 /// After so many turns without anything to do, the next one is ten seconds later, unless a thread wakes it.
 const IDLE_TURNS: u32 = 100;
 
@@ -25,6 +28,10 @@ pub(crate) extern "C" fn main(engine: usize) -> ! {
     // SAFETY: spawn passed the address of the engine, which is never freed.
     let e: &'static Engine = unsafe { &*(engine as *const Engine) };
     let mut idle = 0u32;
+    // In a forked child all that it would put in order is its parent's as well: each page that it writes to is copied.
+    if e.fork.inherited_end() >= 0 {
+        futex::wait(&e.wakeups.writer, 0, Some(PAUSE_NS));
+    }
     loop {
         let seen = e.wakeups.writer.load(Acquire);
         e.fork.gates.pass(|| e.keep_up(WRITER));
@@ -51,7 +58,7 @@ pub(crate) extern "C" fn main(engine: usize) -> ! {
                 e.fork.gates.writer.unlock();
                 stack(&e.arena, WRITER).give_back_unused();
             }
-            let pause = if idle < IDLE_TURNS { 20_000_000 } else { 10_000_000_000 };
+            let pause = if idle < IDLE_TURNS { PAUSE_NS } else { 10_000_000_000 };
             futex::wait(&e.wakeups.writer, seen, Some(pause));
         }
     }
