@@ -110,7 +110,11 @@ impl Pager {
                         hold(event, &mut held, &mut pending);
                     }
                 }
-                _ if n == 0 => self.cx.sleep(Some(200_000)),
+                _ if n == 0 => {
+                    // What is awaited comes with a message, but for locks and where a change waits for another.
+                    let is_told_of = self.cx.waiting.is_empty() && !self.cx.changes.order.waits() && !is_told;
+                    self.cx.sleep(Some(if is_told_of { 2_000_000 } else { 200_000 }));
+                }
                 Message::Fault { tid, .. } => {
                     self.dispatch(one[0], Instant::now());
                     forker_faults |= tid == forker;

@@ -209,6 +209,7 @@ pub fn child_of(forker: usize) {
     e.stage.active.store(false, SeqCst);
     f.child.ready.store(0, SeqCst);
     f.child.starts.store(true, SeqCst);
+    f.child.is_late.store(false, SeqCst);
     end(f);
     if let Err(why) = start::spawn_monitor(e) {
         fatal(&format!("in a forked child, whose swapped-out memory would be lost: {why}"));

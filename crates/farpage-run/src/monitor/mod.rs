@@ -73,6 +73,7 @@ pub(crate) extern "C" fn first(plan: usize) -> ! {
     dormant::doze();
     match proc.map_err(|why| StartError::Proc("open /proc", why.into())).and_then(|()| make(plan)) {
         Ok(mut monitor) => {
+            monitor.scan.begin();
             monitor.work();
             dormant::ready();
             monitor.run()
@@ -112,9 +113,13 @@ pub(crate) extern "C" fn main(engine: usize) -> ! {
     };
     e.publish_look();
     let seen = monitor.wakeups();
-    restart::start_as_child(e, monitor.proc);
+    let parts = restart::start_as_child(e, monitor.proc);
     drop(room);
+    if let Some(parts) = parts {
+        restart::start_late(e, monitor.proc, parts, BORN);
+    }
     monitor.sleep(seen, BORN);
+    monitor.scan.begin();
     monitor.run()
 }
 

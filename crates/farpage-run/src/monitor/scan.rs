@@ -43,9 +43,7 @@ impl Scan {
     pub(super) fn new(proc: &Proc, now: Instant) -> Result<Scan, rustix::io::Errno> {
         Ok(Scan {
             maps: proc.file("self/maps")?,
-            // Present, unless the process rests: a page fault of the monitor's may wait behind threads that map memory,
-            // just when that must be noticed.
-            buffer: vec![1; 32 * 1024],
+            buffer: Vec::new(),
             unmanaged: 0,
             scanned: now,
             pause: PAUSE,
@@ -54,6 +52,13 @@ impl Scan {
             others: Unmanaged::new(proc),
             relocated: Relocated::new(proc),
         })
+    }
+
+    /// Before the first look.
+    pub(super) fn begin(&mut self) {
+        // Present, unless the process rests: a page fault of the monitor's may wait behind threads that map memory,
+        // just when that must be noticed.
+        self.buffer = vec![1; 32 * 1024];
     }
 
     /// The process rests.

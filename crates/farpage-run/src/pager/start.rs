@@ -34,9 +34,11 @@ use farpage_base::sys::thread::{Start, begin_thread};
 use farpage_base::sys::uffd::{FEATURES, FEATURES_QUIET, Uffd};
 use farpage_swap::PAGE_SIZE;
 use farpage_swap::readahead::{Rule, Tuning};
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
+use rustix::time::Timespec;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 /// Frames at the start, bytes.
 pub(crate) const FRAMES_BYTES_MIN: usize = 2048 * PAGE_SIZE;
@@ -49,6 +51,25 @@ pub struct PagerParts {
     /// `/proc/self/mem`.
     memory: Result<OwnedFd, Errno>,
     forks: Forks,
+}
+
+impl PagerParts {
+    pub(crate) fn mm(&self) -> &dyn AddressSpace {
+        &*self.mm
+    }
+
+    /// The pager need not be there before there is something for it to do: no forks are told, and nothing is opened
+    /// that the program might soon not be allowed to.
+    pub(crate) fn may_wait(&self, e: &Engine) -> bool {
+        self.forks.descriptor().is_none() && e.conf.trace.is_none()
+    }
+
+    /// Waits until there is something to be read, at most for so long.
+    pub(crate) fn wait(&self, most: Duration) {
+        let Some(messages) = self.mm.descriptor() else { return };
+        let most = Timespec { tv_sec: most.as_secs() as i64, tv_nsec: most.subsec_nanos().into() };
+        let _ = poll(&mut [PollFd::from_borrowed_fd(messages, PollFlags::IN)], Some(&most));
+    }
 }
 
 /// Memory is managed from now on: opens the userfaultfds if `opened` does not have them, starts pager and writer.

@@ -84,6 +84,8 @@ pub(crate) struct ForkedChild {
     pub(crate) starts: AtomicBool,
     /// It has been.
     pub(crate) ready: AtomicU32,
+    /// Its monitor waits for something to be told before it starts the pager: it does not look at its own word.
+    pub(crate) is_late: AtomicBool,
 }
 
 /// Fork protocol of one engine.

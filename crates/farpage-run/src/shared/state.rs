@@ -269,6 +269,9 @@ impl Engine {
         self.fork.gates.ring();
         self.wakeups.monitor.fetch_add(1, Ordering::SeqCst);
         futex::wake_all(&self.wakeups.monitor);
+        if self.fork.child.is_late.load(Ordering::SeqCst) {
+            self.ring();
+        }
     }
 
     /// Wakes the writer.
