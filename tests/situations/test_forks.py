@@ -13,6 +13,14 @@ class Streams(Situation):
         self.assertEqual((ran.returncode, ran.stdout, ran.stderr), (0, "ok\n", ""))
 
 
+class Newborn(Situation):
+    def test_children_do_at_once_what_needs_the_engine(self):
+        for ram in ("24M", "48M"):
+            with self.subTest(ram):
+                ran = self.run_farpage(build("newborn.c"), 3, 40, ram=ram)
+                self.assertEqual((ran.returncode, ran.stdout, ran.stderr), (0, "ok\n", ""))
+
+
 class Beginning(Situation):
     def engine_in_children(self, ram):
         for how in ("fork", "_Fork", "clone", "SYS_fork", "SYS_clone", "SYS_clone3"):
