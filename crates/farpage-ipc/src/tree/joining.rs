@@ -5,6 +5,7 @@
 use super::strangers;
 use super::{Member, MemberKind, SEGMENT, Segment, inherited, open, own_namespace, segment, set_place};
 use farpage_base::sys::clock::now_us;
+use farpage_base::sys::futex;
 use rustix::fd::BorrowedFd;
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -43,6 +44,8 @@ pub fn fork_child() -> bool {
     }
     if let Some(parent) = super::place() {
         let _ = parent.unborn.fetch_update(SeqCst, SeqCst, |unborn| unborn.checked_sub(1));
+        // It may wait for that.
+        futex::wake_shared(&parent.unborn);
     }
     set_place(place, pid)
 }

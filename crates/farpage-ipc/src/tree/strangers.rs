@@ -16,10 +16,15 @@
 
 use super::{Member, MemberKind, Segment, mine, own_namespace, segment, still};
 use farpage_base::sys::clock::now_us;
+use farpage_base::sys::futex;
 use farpage_base::sys::proc::{
     anonymous_share_of, children_of, counts_processes_alike, is_other_program, pages_of, shares_memory, started_us_of,
 };
-use rustix::process::{Pid, test_kill_process};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fd::OwnedFd;
+use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
+use rustix::time::Timespec;
+use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
 
@@ -117,19 +122,45 @@ pub enum Watch {
 /// For a process without an engine that is about to wait for its children.
 pub fn watch(segment: &Segment, mine: &Member) -> Watch {
     let now = now_us();
-    let own = mine.pid.load(Relaxed);
-    let is_undecided = |m: &Member| m.kind() == MemberKind::Dormant && m.parent.load(Relaxed) == own;
     let exists = |m: &Member| exists(m.pid.load(Relaxed));
     let of_here = || segment.living().filter(|m| m.namespace.load(Relaxed) == mine.namespace.load(Relaxed));
     if of_here().any(|m| m.is_looking(now)) {
         Watch::NotNeeded
     } else if of_here().any(|m| m.kind() == MemberKind::Stranger && exists(m)) {
         Watch::Missing
-    } else if mine.unborn.load(SeqCst) > 0 || of_here().any(|m| is_undecided(m) && exists(m)) {
+    } else if mine.unborn.load(SeqCst) > 0 || of_here().any(|m| is_undecided(m, mine) && exists(m)) {
         Watch::Undecided
     } else {
         Watch::NotNeeded
     }
+}
+
+/// Whether a process is a child of this one's, and what was forked.
+fn is_undecided(m: &Member, mine: &Member) -> bool {
+    m.kind() == MemberKind::Dormant && m.parent.load(Relaxed) == mine.pid.load(Relaxed)
+}
+
+/// Waits for news of the children that [`watch`] is undecided of: one takes its place, or ends. At most for so long,
+/// because it is no news that one has become another program.
+pub fn wait_for_news(segment: &Segment, mine: &Member, most_ns: u64) {
+    const CHILDREN: usize = 4;
+    let unborn = mine.unborn.load(SeqCst);
+    if unborn > 0 {
+        return futex::wait_any((&AtomicU32::new(0), 0), (&mine.unborn, unborn), most_ns);
+    }
+    let of_here = segment.living().filter(|m| m.namespace.load(Relaxed) == mine.namespace.load(Relaxed));
+    // Those that have ended before, and whose places no process has cleared yet, have none.
+    let children = of_here.filter(|m| is_undecided(m, mine)).filter_map(|m| {
+        let pid = Pid::from_raw(m.pid.load(Relaxed) as i32)?;
+        pidfd_open(pid, PidfdFlags::empty()).ok()
+    });
+    let mut ends: [Option<OwnedFd>; CHILDREN] = Default::default();
+    ends.iter_mut().zip(children).for_each(|(end, child)| *end = Some(child));
+    let Some(any) = ends.iter().flatten().next() else {
+        return futex::wait(&AtomicU32::new(0), 0, Some(most_ns));
+    };
+    let mut fds = ends.each_ref().map(|end| PollFd::new(end.as_ref().unwrap_or(any), PollFlags::IN));
+    let _ = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: most_ns as i64 }));
 }
 
 /// Looks at the children that this thread of the process has made since `mine` was taken: those that have become

@@ -33,7 +33,7 @@ use farpage_swap::PAGE_SIZE;
 use rustix::fd::{BorrowedFd, RawFd};
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32};
+use std::sync::atomic::{AtomicBool, AtomicPtr};
 use std::time::{Duration, Instant};
 
 /// The program begins without an engine, or with one if its static memory is large. Called once, by the initialiser, on
@@ -202,7 +202,7 @@ pub fn waits_for_children(blocks: bool) {
             }
             Watch::Undecided if !blocks || has_ended_child() => return,
             Watch::Undecided if since.elapsed() < UNDECIDED_MAX => {
-                futex::wait(&AtomicU32::new(0), 0, Some(pause_ns));
+                strangers::wait_for_news(segment, mine, pause_ns);
                 pause_ns = (2 * pause_ns).min(UNDECIDED_PAUSE_MAX_NS);
             }
             // Without /proc, as in a sandbox of Chromium's, no child can be looked at, and no engine started.
