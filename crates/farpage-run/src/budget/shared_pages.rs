@@ -57,10 +57,11 @@ impl SharedPages {
         self.related
     }
 
-    /// A child was forked. Until it has lived for a while, this process pays for all.
-    pub fn forked(&mut self) {
+    /// A child was forked. Until it has lived for a while, this process pays for all; but not if that could be why its
+    /// memory begins to be `managed`.
+    pub fn forked(&mut self, managed: bool) {
         if !self.related {
-            let next = Some(Instant::now() + BETWEEN);
+            let next = managed.then(|| Instant::now() + BETWEEN);
             *self = SharedPages { related: true, next, between: BETWEEN, ..SharedPages::default() };
         }
     }
@@ -142,7 +143,7 @@ mod tests {
             Proc::from_fd(rustix::fs::open("/", rustix::fs::OFlags::PATH, rustix::fs::Mode::empty()).unwrap());
         let mut parent = SharedPages::default();
         assert_eq!(parent.shared(&nowhere, 1000, 0).paid_by_others, 0);
-        parent.forked();
+        parent.forked(true);
         assert_eq!((parent.shared(&nowhere, 1000, 0).paid_by_others, parent.is_related()), (0, true));
         let mut child = SharedPages::of_new_child(1000);
         // But for what the child has copied meanwhile (other tests have faults, too).

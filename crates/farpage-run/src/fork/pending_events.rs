@@ -16,12 +16,12 @@ const WORD: usize = size_of::<usize>();
 /// Words before the events of a message: how many events are left for others, whether there were too many.
 const HEAD: usize = 2;
 
-type Record = [usize; 4];
+type EventWords = [usize; 4];
 
 /// Changes of mappings that were pending when the process was copied.
 #[derive(Debug, Clone)]
 pub struct PendingEvents {
-    events: Vec<Record>,
+    events: Vec<EventWords>,
     overflow: bool,
 }
 
@@ -100,14 +100,16 @@ impl PendingEvents {
             let n = receive(from, &mut bytes).map_or(0, |(n, _)| n);
             let word = |i: usize| usize::from_ne_bytes(std::array::from_fn(|k| bytes[i * WORD + k]));
             let records = match n.checked_sub(HEAD * WORD) {
-                Some(rest) => rest / size_of::<Record>(),
+                Some(rest) => rest / size_of::<EventWords>(),
                 None => {
                     // It has died in the middle.
                     pending.overflow |= !pending.events.is_empty();
                     return pending;
                 }
             };
-            pending.events.extend((0..records).map(|r| -> Record { std::array::from_fn(|k| word(HEAD + r * 4 + k)) }));
+            pending
+                .events
+                .extend((0..records).map(|r| -> EventWords { std::array::from_fn(|k| word(HEAD + r * 4 + k)) }));
             pending.overflow |= word(1) != 0;
             if word(0) == 0 {
                 return pending;

@@ -188,21 +188,6 @@ impl Engine {
         let _ = unsafe { syscall(nr::MADVISE, [start, len, POPULATE_WRITE, 0, 0, 0]) };
     }
 
-    /// Wakes the thread that takes the notes.
-    pub(crate) fn ring(&self) {
-        const DONTNEED: usize = 4;
-        if self.is_active() {
-            // The eventfd of the pager is in a descriptor table that program threads do not have. A change of
-            // registered memory is news for the pager too; there is never a page at this address.
-            let doorbell = self.arena.doorbell;
-            // SAFETY: discards nothing.
-            let _ = unsafe { syscall(nr::MADVISE, [doorbell.base, PAGE_SIZE, DONTNEED, 0, 0, 0]) };
-        } else {
-            self.wakeups.monitor.fetch_add(1, SeqCst);
-            futex::wake_one(&self.wakeups.monitor);
-        }
-    }
-
     /// Before activation: notes that only matter later are taken; says whether one asks for activation. Monitor only.
     pub(crate) fn early_notes(&self) -> bool {
         while let Some(Note::Thread(block)) = self.discovery.notes.peek() {

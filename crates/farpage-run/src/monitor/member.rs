@@ -47,7 +47,7 @@ impl Membership {
     pub(super) fn own_pages(&mut self, e: &Engine, proc: &Proc, rss: i64) -> i64 {
         let forks = e.stat.forks.load(Relaxed);
         if std::mem::replace(&mut self.forks, forks) != forks {
-            self.shared_pages.forked();
+            self.shared_pages.forked(e.is_active());
         }
         let shared = self.shared_pages.shared(proc, rss, e.stat.pgfault.load(Relaxed));
         e.budget.shared_is(shared);

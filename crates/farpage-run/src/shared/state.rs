@@ -27,7 +27,7 @@ use farpage_base::mem::page_ranges::PageRanges;
 use farpage_base::mem::units::Vpn;
 use farpage_base::sys::futex;
 use farpage_base::sys::message::fatal;
-use farpage_base::sys::raw::ErrnoText;
+use farpage_base::sys::raw::{ErrnoText, nr, syscall};
 use farpage_base::sys::thread::{Start, spawn};
 use farpage_codec::page_hash::ContentKey;
 use farpage_device::frame_entries::FrameEntries;
@@ -261,6 +261,21 @@ impl Engine {
             // SAFETY: the eventfd stays open as long as the process; see `pager`.
             let fd = unsafe { BorrowedFd::borrow_raw(fd) };
             let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// Wakes the thread that takes the notes.
+    pub(crate) fn ring(&self) {
+        const DONTNEED: usize = 4;
+        if self.is_active() {
+            // The eventfd of the pager is in a descriptor table that program threads do not have. A change of
+            // registered memory is news for the pager too; there is never a page at this address.
+            let doorbell = self.arena.doorbell;
+            // SAFETY: discards nothing.
+            let _ = unsafe { syscall(nr::MADVISE, [doorbell.base, PAGE_SIZE, DONTNEED, 0, 0, 0]) };
+        } else {
+            self.wakeups.monitor.fetch_add(1, Ordering::SeqCst);
+            futex::wake_one(&self.wakeups.monitor);
         }
     }
 
