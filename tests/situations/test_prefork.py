@@ -2,6 +2,7 @@
 memory, and however small the parent is beside the budget. Many of them fit a small one, and none waits for long for the
 others."""
 
+import json
 import os
 import signal
 import subprocess
@@ -35,6 +36,22 @@ class Prefork(Situation):
         # What they could fill is more than the budget, what they have a fifth of it.
         ours = self.run_farpage(build("sleepers.c"), 100, 30, ram="64M")
         self.assertEqual((ours.returncode, ours.stdout, ours.stderr), (0, "ok\n", ""))
+
+    def family(self, *how):
+        """The parent stores what it has, and so do its children, which sleep; what is read of that, and printed."""
+        command = [FARPAGE, "run", "--ram", "48M", "--verify", "--", build("family.c"), "96", "4", *how]
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as run:
+            pids = run.stdout.readline().split()
+            found = lambda pid: json.loads(self.run_plain(FARPAGE, "stat", pid, "--json").stdout)["swpout_shared"]
+            self.wait_until("a child finds a copy of its parent's", lambda: any(found(pid) for pid in pids))
+            return *run.communicate("\n"), run.returncode
+
+    def test_what_all_have_is_stored_once(self):
+        self.assertEqual(self.family("stays"), ("right\n" * 5, "", 0))
+
+    def test_what_all_have_stays_when_the_parent_ends(self):
+        self.assertEqual(self.family(), ("right\n" * 4, "", 0))
 
     def said(self, ram, *argv):
         """What it says first, of a program that goes on until it is killed."""

@@ -80,6 +80,11 @@ impl Codec {
         Codec::with_level(Alg::Zstd, DENSE_LEVEL)
     }
 
+    /// What it compresses with.
+    pub fn alg(&self) -> Alg {
+        self.alg
+    }
+
     /// In a forked child, before it has a second thread: a state that was at work is free again.
     ///
     /// # Safety

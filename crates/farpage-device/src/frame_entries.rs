@@ -1,4 +1,5 @@
-//! The slot of each frame: where the same bytes may be stored, of a page that is in the swap cache.
+//! The slot of each frame: where the same bytes may be stored, of a page that is in the swap cache, and whether other
+//! processes had the page, too.
 //!
 //! Callers: the engines of `run` and `region`. No locks: the place of a frame belongs to the thread that owns the
 //! frame, and what hands the frame on also orders the accesses to its place.
@@ -7,7 +8,10 @@ use crate::entry::Entry;
 use farpage_base::mem::units::FrameNo;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// One place a frame: a raw entry, or 0 for none.
+/// Other processes had the page.
+const SHARED: u64 = 1 << 63;
+
+/// One place a frame: a raw entry, or 0 for none, and a bit.
 #[derive(Debug)]
 pub struct FrameEntries(Box<[AtomicU64]>);
 
@@ -21,7 +25,7 @@ impl FrameEntries {
     /// The entry of a frame.
     #[inline]
     pub fn get(&self, f: FrameNo) -> Option<Entry> {
-        Entry::from_raw(self.0[f.index()].load(Relaxed))
+        Entry::from_raw(self.0[f.index()].load(Relaxed) & !SHARED)
     }
 
     /// From now on the frame has this one, or none.
@@ -30,15 +34,25 @@ impl FrameEntries {
         self.0[f.index()].store(entry.map_or(0, Entry::raw), Relaxed);
     }
 
+    /// As [`FrameEntries::set`], of a page that other processes had, too.
+    pub fn set_shared(&self, f: FrameNo, entry: Option<Entry>) {
+        self.0[f.index()].store(entry.map_or(0, Entry::raw) | SHARED, Relaxed);
+    }
+
+    /// Whether other processes had the page.
+    pub fn is_shared(&self, f: FrameNo) -> bool {
+        self.0[f.index()].load(Relaxed) & SHARED != 0
+    }
+
     /// The entry of a frame, which has none from now on.
     #[inline]
     pub fn take(&self, f: FrameNo) -> Option<Entry> {
-        Entry::from_raw(self.0[f.index()].swap(0, Relaxed))
+        Entry::from_raw(self.0[f.index()].swap(0, Relaxed) & !SHARED)
     }
 
     /// How many frames have one.
     #[cfg(any(test, feature = "testing"))]
     pub fn count(&self) -> usize {
-        self.0.iter().filter(|entry| entry.load(Relaxed) != 0).count()
+        self.0.iter().filter(|entry| entry.load(Relaxed) & !SHARED != 0).count()
     }
 }

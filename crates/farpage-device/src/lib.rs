@@ -16,7 +16,8 @@
 //! | [`ram`] | plain memory, for measurements and tests |
 //! | [`file`](mod@file) | pages in a file, on a block device or a server; what a fork shares; encryption, draining |
 //! | [`io`] | batches of page I/O, io_uring, injected faults |
-//! | [`leases`] | children that may need what is stored in files |
+//! | [`shared`] | compressed pages that forked processes have together |
+//! | [`leases`] | children that may need what is stored in files, or shared |
 //! | [`read_queue`] | reads in flight while their thread does something else |
 //!
 //! An [`Entry`] names a stored page until it is freed; it stays valid across writeback and in a forked child.
@@ -38,6 +39,7 @@ mod lies;
 pub mod pool;
 pub mod ram;
 pub mod read_queue;
+pub mod shared;
 pub mod space;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;

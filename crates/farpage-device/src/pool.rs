@@ -16,12 +16,17 @@
 //! kernel ([`Pool::take_excess`], [`Release::run`], [`Pool::released`]). The pool itself does not lock.
 
 use farpage_base::mem::open::Opening;
+use rustix::mm::{Advice, madvise};
 use std::ptr::NonNull;
 
 /// Bytes of a span.
 pub const SPAN_BYTES: usize = 32 << 10;
 /// Largest object, bytes: a page stored as it is.
 pub const OBJECT_MAX: usize = 4096;
+/// A page that compresses to more than this is not worth keeping compressed: nine objects of this size fill a span of
+/// eight pages, the next class has only eight. (The kernel's rule; its zsmalloc has chains of eight pages too by
+/// default, and comes to 3625.)
+pub const COMPRESSED_MAX: usize = 3632;
 /// Empty spans kept for the next allocation.
 const EMPTY_KEEP: usize = 4;
 /// Most objects of a span; the smallest class is 64 bytes.
@@ -90,15 +95,20 @@ impl Handle {
 pub struct Release {
     span: u32,
     base: NonNull<u8>,
+    advice: Advice,
 }
 
 impl Release {
+    /// The address of its first byte.
+    pub fn base(&self) -> usize {
+        self.base.as_ptr() as usize
+    }
+
     /// Gives the memory back.
     pub fn run(&self) {
         // SAFETY: the span lies in the region that the pool owns, holds no object (so no reference into it exists), and
         // is on no list, so nothing is allocated in it until `Pool::released`. A failure leaves the memory as it is.
-        let _ =
-            unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), SPAN_BYTES, rustix::mm::Advice::LinuxDontNeed) };
+        let _ = unsafe { madvise(self.base.as_ptr().cast(), SPAN_BYTES, self.advice) };
     }
 }
 
@@ -116,6 +126,8 @@ struct Span {
 /// The store. Not thread-safe by itself.
 pub struct Pool {
     base: NonNull<u8>,
+    /// What gives memory of it back.
+    advice: Advice,
     opening: Opening,
     spans_max: u32,
     spans: Vec<Span>,
@@ -149,6 +161,7 @@ impl Pool {
         let opening = unsafe { Opening::new(at, at + len) }.giving_way();
         Pool {
             base,
+            advice: Advice::LinuxDontNeed,
             opening,
             spans_max,
             spans: Vec::new(),
@@ -160,6 +173,17 @@ impl Pool {
             object_bytes: 0,
             limit,
         }
+    }
+
+    /// The same over a part of a file in memory (`memfd`), whose owner maps what it writes to.
+    ///
+    /// # Safety
+    /// As [`Pool::new`], but for the kind of memory.
+    pub unsafe fn on_file(base: NonNull<u8>, len: usize) -> Pool {
+        let at = base.as_ptr() as usize;
+        // SAFETY: caller's promise.
+        let pool = unsafe { Pool::new(base, len, len as u64) };
+        Pool { advice: Advice::LinuxRemove, opening: Opening::opened(at, at + len), ..pool }
     }
 
     /// Changes the limit, bytes. A pool above a new limit takes nothing more until enough was freed.
@@ -297,7 +321,7 @@ impl Pool {
     /// The same for any empty span.
     pub fn take_empty(&mut self) -> Option<Release> {
         let span = self.empty.pop()?;
-        Some(Release { span, base: self.span_base(span) })
+        Some(Release { span, base: self.span_base(span), advice: self.advice })
     }
 
     /// Takes back a span whose memory was given to the kernel.

@@ -22,6 +22,7 @@ use super::io::inject::{Faults, Injector};
 use super::io::{BATCH_MAX, Batch, Direction, Rings, Transferred};
 use super::pool::{Pool, SPAN_BYTES};
 use super::ram::Ram;
+use super::shared::SharedCopies;
 use super::zram::Zram;
 use super::{DeviceError, Entry, LoadError, Page, StoreError, SwapDevice, Usage};
 use farpage_base::sys::table::Table;
@@ -44,6 +45,10 @@ pub struct SwapSpace {
     zrams: Vec<Arc<Zram>>,
     rams: Vec<Arc<Ram>>,
     files: Vec<Arc<FileDevice>>,
+    /// What forked processes have together; of a program's space only.
+    shared: Option<Arc<SharedCopies>>,
+    /// Bytes that compressed pages may take together.
+    memory_most: u64,
     /// Number of the next fork; the same for every device.
     next_lease: AtomicU32,
     /// How many devices come before the first queued one.
@@ -199,7 +204,7 @@ impl SwapSpace {
                 Err(error) => incompressible |= error == StoreError::Incompressible,
             }
         }
-        if self.first_queued < self.devices.len() {
+        if self.has_queued() {
             // All that is asked here is memory, so zrams are among it if a page did not compress.
             let mut zrams = self.zrams.iter().filter(|_| wait && incompressible);
             return Ok(zrams.find_map(|zram| zram.store_waiting(page, check).ok()));
@@ -211,7 +216,8 @@ impl SwapSpace {
 
     /// The devices from the first queued one on, in the order in which they are asked this time.
     fn queued(&self) -> impl Iterator<Item = &Arc<dyn SwapDevice>> {
-        let devices = &self.devices[self.first_queued..];
+        let end = self.devices.len() - usize::from(self.shared.is_some());
+        let devices = &self.devices[self.first_queued.min(end)..end];
         let turn = self.turn.fetch_add(1, Relaxed) as usize;
         (0..devices.len()).map(move |i| {
             let prio = devices[i].caps().priority;
@@ -357,6 +363,42 @@ impl SwapSpace {
         plain + self.zrams.iter().map(|zram| zram.pool_bytes()).sum::<u64>()
     }
 
+    /// The process is about to be forked, and nothing changes until [`SwapSpace::fork_parent`]: from now on pages that
+    /// it has together with the child can have one copy for all, which stays until the lease of the fork ends.
+    pub fn share_with_child(&self) {
+        self.shared.iter().for_each(|shared| shared.lease());
+    }
+
+    /// Whether a page with this number that other processes have, too, is better taken out than kept
+    /// ([`SharedCopies::is_for`]).
+    pub fn shares(&self, vpn: u64) -> bool {
+        self.shared.as_ref().is_some_and(|shared| shared.is_for(vpn))
+    }
+
+    /// The copy, for all, of a page that other processes have, too. `None`: there is none, and this one stores its own.
+    /// `vpn`: its number.
+    pub fn share(&self, page: &Page, check: u128, vpn: u64) -> Option<Entry> {
+        let shared = self.shared.as_ref()?;
+        // Without a file, both are memory that nothing can take the place of.
+        let is_full = || self.pool_bytes() + shared.resident_bytes() > self.memory_most;
+        if !self.is_tiered() && is_full() { None } else { shared.share(page, check, vpn) }
+    }
+
+    /// Memory of what processes have together that this one has to count, bytes ([`SharedCopies::resident_bytes`]).
+    pub fn shared_bytes(&self) -> u64 {
+        self.shared.as_ref().map_or(0, |shared| shared.resident_bytes())
+    }
+
+    /// This process takes its own pages out for others, so that its children find what they have together.
+    pub fn gives(&self) {
+        self.shared.iter().for_each(|shared| shared.gives());
+    }
+
+    /// A child looks whether the process that writes what they have together is gone.
+    pub fn look_for_writer(&self, is_gone: impl Fn() -> bool) {
+        self.shared.iter().for_each(|shared| shared.look_for_writer(&is_gone));
+    }
+
     /// Whether a compressed pool is above 7/8 of its limit (steady: above it): call [`SwapSpace::writeback`].
     pub fn pool_over_share(&self) -> bool {
         self.zrams.iter().any(|zram| zram.over_share() > 0)
@@ -364,7 +406,7 @@ impl SwapSpace {
 
     /// Whether there is a device that reads by a queue.
     pub fn has_queued(&self) -> bool {
-        self.first_queued < self.devices.len()
+        !self.files.is_empty()
     }
 
     /// Whether there are both compressed pools and files.

@@ -33,7 +33,8 @@ mod tests;
 mod writeback;
 
 use super::file::FileDevice;
-use super::pool::{Handle, OBJECT_MAX, Pool, Release};
+use super::pool::{COMPRESSED_MAX, Handle, OBJECT_MAX, Pool, Release};
+use super::shared::SharedCopies;
 use super::{Caps, Entry, LoadError, Page, StoreError, SwapDevice, Usage, check_value};
 use farpage_base::sys::cpu;
 use farpage_base::sys::mutex::Mutex;
@@ -45,13 +46,9 @@ use farpage_swap::slots::SlotMap;
 use promote_policy::PromotePolicy;
 use record::{FLAGS, PASSED, Packing, Record, RecordKind, WORDS, YOUNG};
 use rustix::fd::RawFd;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 
-/// A page that compresses to more than this is not worth keeping compressed: nine objects of this size fill a span of
-/// eight pages, the next class has only eight. (The kernel's rule; its zsmalloc has chains of eight pages too by
-/// default, and comes to 3625.)
-pub const COMPRESSED_MAX: usize = 3632;
 /// Pages moved to the file in one go.
 const WRITEBACK_BATCH: usize = 32;
 
@@ -112,6 +109,10 @@ pub struct Zram {
     inner: Mutex<ZramState>,
     /// Where pages can move on to, in priority order.
     files: Vec<Arc<FileDevice>>,
+    /// Where those go first that forked processes have, too.
+    shared: OnceLock<Arc<SharedCopies>>,
+    /// Forks so far, modulo 256.
+    epoch: AtomicU8,
     /// Buffers of the writeback; made at its first use.
     writeback: Mutex<Vec<WritebackPage>>,
     /// The last allocation found no room and nothing was freed since.
@@ -128,6 +129,13 @@ impl Zram {
     /// The same device with a priority to be shown.
     pub fn with_priority(self, priority: i32) -> Zram {
         Zram { priority, ..self }
+    }
+
+    /// From now on, pages that forked processes have, too, move on to `shared`, if that has the same codec.
+    pub fn share_with(&self, shared: &Arc<SharedCopies>) {
+        if shared.alg() == self.codec.alg() {
+            let _ = self.shared.set(shared.clone());
+        }
     }
 
     /// A device number `index` over `pool`, for `pages_max` pages at most. Its pages can move on to `files`.
@@ -155,6 +163,8 @@ impl Zram {
                 compact_freed: 0,
             }),
             files,
+            shared: OnceLock::new(),
+            epoch: AtomicU8::new(0),
             writeback: Mutex::new(Vec::new()),
             full: AtomicBool::new(false),
             promote_policy: PromotePolicy::default(),
@@ -260,7 +270,8 @@ impl Zram {
     /// Puts bytes in the pool and takes a slot for them.
     fn insert(&self, kind: RecordKind, bytes: &[u8], check: u128) -> Result<Entry, StoreError> {
         let handle = self.new_object(kind, bytes)?;
-        let record = Record::new(kind, u64::from(handle.raw()), bytes.len(), check);
+        let epoch = self.epoch.load(Relaxed);
+        let record = Record { epoch, ..Record::new(kind, u64::from(handle.raw()), bytes.len(), check) };
         let Some(slot) = self.slots.alloc(cpu::current(), record) else {
             self.inner.lock().forget(&record);
             return Err(self.no_room());
@@ -282,8 +293,11 @@ impl Zram {
         Entry::new(self.index, slot).ok_or(StoreError::Full)
     }
 
-    fn file_of(&self, entry: Entry) -> Option<&FileDevice> {
-        self.files.iter().find(|file| file.index() == entry.device()).map(Arc::as_ref)
+    /// The device that a page was moved on to.
+    fn next_of(&self, entry: Entry) -> Option<&dyn SwapDevice> {
+        let shared = self.shared.get().filter(|shared| shared.index() == entry.device());
+        let file = || self.files.iter().find(|file| file.index() == entry.device()).map(|file| file.as_ref() as _);
+        shared.map(|shared| shared.as_ref() as &dyn SwapDevice).or_else(file)
     }
 
     /// The file entry that a slot forwards to.

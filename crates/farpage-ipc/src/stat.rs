@@ -283,6 +283,8 @@ fields! {
         swpout_zero = SWAP,
         /// Pages dropped without a write because their slot still held the same bytes.
         swpout_clean = SWAP,
+        /// Pages dropped because other processes have a copy of them for all, or stored as such a copy.
+        swpout_shared = SWAP.of_engines(),
         /// Pages brought in by readahead.
         swap_ra = SWAP,
         /// Pages read ahead and touched later: sampled in regions; in `run` with `exact`, `vma`, `slot`.

@@ -101,7 +101,7 @@ pub fn write_some(e: &Engine, want: usize, queue: usize) -> (usize, bool) {
                 put_back(e, node, frame);
                 continue;
             }
-            match store(e, frame) {
+            match store(e, e.table.vpn(node), frame) {
                 Ok(StoredAs::Zero) => publish(e, node, frame, None),
                 Ok(StoredAs::At(entry)) => publish(e, node, frame, Some(entry)),
                 Ok(StoredAs::Queued(hash)) => {
@@ -157,10 +157,11 @@ fn release(e: &Engine, most: usize, take: impl Fn(usize) -> Option<(FrameNo, usi
     released
 }
 
-/// Finds or makes the copy of the page in `frame`.
-fn store(e: &Engine, frame: FrameNo) -> Result<StoredAs, StoreError> {
+/// Finds or makes the copy of the page `vpn`, which is in `frame`.
+fn store(e: &Engine, vpn: Vpn, frame: FrameNo) -> Result<StoredAs, StoreError> {
     // SAFETY: the frame is ours while its page is in writeback, and no thread writes to it.
     let page = unsafe { e.frames.page(frame) };
+    let shared = e.slots.frame_entries.is_shared(frame);
     let old = e.slots.frame_entries.take(frame);
     let hash = match e.space.leaving(page, old, &e.slots.key, &e.slots.clean) {
         Leaving::Zero => {
@@ -178,6 +179,10 @@ fn store(e: &Engine, frame: FrameNo) -> Result<StoredAs, StoreError> {
     e.free_entry(old);
     if e.heap.is_short() {
         return Err(StoreError::Full);
+    }
+    if shared && let Some(entry) = e.space.share(page, hash, vpn.number()) {
+        Stat::add(&e.stat.swpout_shared, 1);
+        return Ok(StoredAs::At(entry));
     }
     // A page that waits in the pool takes as much memory as its frame gives back: not where memory is missing.
     let short = e.budget.over_limit() * 2 > e.budget.headroom();

@@ -6,9 +6,8 @@
 //! from merging.
 //!
 //! ```text
-//!   gap | heap | gap | page table | gap | pool | gap | stacks | gap | frames | gap | discard area | gap | doorbell |
-//!   gap
-//!       | transit | gap | waste | gap
+//!   gap | heap | gap | page table | gap | pool | gap | shared | gap | stacks | gap | frames | gap | discard area |
+//!   gap | doorbell | gap | transit | gap | waste | gap
 //! ```
 //! *Frames* are registered with the same userfaultfd as the program's memory: the kernel then refuses a move while a
 //! mapping change is pending, which is what makes moving pages out safe against munmap and mmap in other threads.
@@ -61,6 +60,8 @@ pub struct Arena {
     pub table: Part,
     /// Compressed pool.
     pub pool: Part,
+    /// Compressed pages that forked processes have together (`farpage_device::shared`).
+    pub shared: Part,
     /// Stacks of the engine threads.
     pub stacks: Part,
     /// Frames.
@@ -82,17 +83,18 @@ pub const DISCARD_AREA_BYTES: usize = 256 * PAGE_SIZE;
 pub const TRANSIT_BYTES: usize = 64 * PAGE_SIZE;
 
 impl Arena {
-    fn part_sizes([heap, table, pool, stacks, frames]: [usize; 5]) -> [usize; 9] {
-        [heap, table, pool, stacks, frames, DISCARD_AREA_BYTES, PAGE_SIZE, TRANSIT_BYTES, TRANSIT_BYTES]
+    fn part_sizes([heap, table, pool, shared, stacks, frames]: [usize; 6]) -> [usize; 10] {
+        [heap, table, pool, shared, stacks, frames, DISCARD_AREA_BYTES, PAGE_SIZE, TRANSIT_BYTES, TRANSIT_BYTES]
     }
 
-    /// Finds the arena's addresses, for heap, page table, pool, stacks and frames of these sizes in bytes. Only stacks,
-    /// discard area and doorbell are mapped; the rest is, where it is used ([`crate::mem::open`]). In a program that
-    /// has put something everywhere in the window (ThreadSanitizer does), all of it is reserved elsewhere.
+    /// Finds the arena's addresses, for heap, page table, pool, shared pages, stacks and frames of these sizes in
+    /// bytes. Only stacks, discard area and doorbell are mapped; the rest is, where it is used ([`crate::mem::open`]).
+    /// In a program that has put something everywhere in the window (ThreadSanitizer does), all of it is reserved
+    /// elsewhere.
     ///
     /// # Errors
     /// No address space (a limit on it, RLIMIT_AS, is the usual reason).
-    pub fn reserve(sizes: [usize; 5]) -> Result<Arena, Errno> {
+    pub fn reserve(sizes: [usize; 6]) -> Result<Arena, Errno> {
         const TRIES: usize = 64;
         let sizes = Arena::part_sizes(sizes);
         let len = sizes.iter().map(|n| n.next_multiple_of(GAP) + GAP).sum::<usize>() + GAP;
@@ -127,9 +129,9 @@ impl Arena {
         }
     }
 
-    fn at(all: Part, sizes: [usize; 9]) -> Result<Arena, Errno> {
+    fn at(all: Part, sizes: [usize; 10]) -> Result<Arena, Errno> {
         let mut at = all.base + GAP;
-        let [heap, table, pool, stacks, frames, discard_area, doorbell, transit, waste] = sizes.map(|len| {
+        let [heap, table, pool, shared, stacks, frames, discard_area, doorbell, transit, waste] = sizes.map(|len| {
             let part = Part { base: at, len };
             at += len.next_multiple_of(GAP) + GAP;
             part
@@ -138,7 +140,7 @@ impl Arena {
             // SAFETY: addresses that are the arena's.
             unsafe { open(part.base, part.len) }?;
         }
-        Ok(Arena { all, heap, table, pool, stacks, frames, discard_area, doorbell, transit, waste })
+        Ok(Arena { all, heap, table, pool, shared, stacks, frames, discard_area, doorbell, transit, waste })
     }
 }
 
@@ -177,7 +179,7 @@ mod tests {
 
     #[test]
     fn what_is_not_used_is_not_mapped() {
-        let arena = Arena::reserve([1 << 32, 1 << 34, 1 << 30, 1 << 20, 1 << 28]).unwrap();
+        let arena = Arena::reserve([1 << 32, 1 << 34, 1 << 30, 1 << 30, 1 << 20, 1 << 28]).unwrap();
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
         let number = |text| usize::from_str_radix(text, 16).unwrap();
         let mut mapped = 0;
@@ -190,7 +192,7 @@ mod tests {
             }
         }
         assert_eq!(mapped, (1 << 20) + DISCARD_AREA_BYTES + PAGE_SIZE);
-        let parts = [arena.heap, arena.table, arena.pool, arena.stacks, arena.frames, arena.discard_area];
+        let parts = [arena.heap, arena.table, arena.pool, arena.shared, arena.stacks, arena.frames, arena.discard_area];
         assert!(parts.windows(2).all(|pair| pair[0].end() < pair[1].base && pair[1].base.is_multiple_of(GAP)));
         assert!(WINDOW.contains(&arena.all.base) && arena.all.end() <= WINDOW.end);
     }

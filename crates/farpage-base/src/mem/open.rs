@@ -170,6 +170,11 @@ impl Opening {
         Opening { base, closed, end, ahead: 0, gives_way: false, busy }
     }
 
+    /// Of `base..end`, all of it mapped by the caller before it is used.
+    pub const fn opened(base: usize, end: usize) -> Opening {
+        Opening { base, closed: AtomicUsize::new(end), end, ahead: 0, gives_way: false, busy: AtomicU32::new(0) }
+    }
+
     /// Where nothing may fail: `bytes` beyond what is used are open, as long as they can be had.
     pub const fn ahead(mut self, bytes: usize) -> Opening {
         self.ahead = if self.base < WINDOW.start || self.base >= WINDOW.end { 0 } else { bytes };

@@ -195,6 +195,8 @@ fn filter(pid: u32) -> Filter {
     }
     // Whether a process of the tree is still there.
     filter.allow(libc::SYS_kill, &[whole(1, 0)]);
+    // Of a memfd: what forked processes have together.
+    filter.allow(libc::SYS_fchmod, &[whole(1, 0o400)]);
     // Standard error, for messages.
     filter.allow(libc::SYS_pidfd_open, &[whole(0, pid), whole(1, 0)]);
     filter.allow(libc::SYS_pidfd_getfd, &[whole(1, libc::STDERR_FILENO as u32), whole(2, 0)]);

@@ -23,11 +23,11 @@ const NEEDED: [i64; 40] = [
 ];
 /// These may be refused, with an error.
 #[rustfmt::skip]
-const WANTED: [i64; 44] = [
+const WANTED: [i64; 45] = [
     libc::SYS_capget, libc::SYS_capset, libc::SYS_chdir, libc::SYS_clone3, libc::SYS_close_range, libc::SYS_connect,
     libc::SYS_epoll_ctl, libc::SYS_epoll_pwait, libc::SYS_epoll_wait, libc::SYS_eventfd2, libc::SYS_fadvise64,
-    libc::SYS_fsync, libc::SYS_futex_waitv, libc::SYS_getcpu, libc::SYS_getresgid, libc::SYS_getresuid,
-    libc::SYS_getrusage, libc::SYS_io_uring_enter, libc::SYS_io_uring_register, libc::SYS_io_uring_setup,
+    libc::SYS_fchmod, libc::SYS_fsync, libc::SYS_futex_waitv, libc::SYS_getcpu, libc::SYS_getresgid,
+    libc::SYS_getresuid, libc::SYS_getrusage, libc::SYS_io_uring_enter, libc::SYS_io_uring_register, libc::SYS_io_uring_setup,
     libc::SYS_kcmp, libc::SYS_mincore, libc::SYS_mremap, libc::SYS_perf_event_open, libc::SYS_pidfd_getfd,
     libc::SYS_pidfd_open, libc::SYS_process_madvise, libc::SYS_process_vm_readv, libc::SYS_process_vm_writev,
     libc::SYS_readv, libc::SYS_recvmsg, libc::SYS_sched_getattr, libc::SYS_sched_setaffinity, libc::SYS_sched_setattr,

@@ -3,8 +3,9 @@
 use super::*;
 use crate::file::file_name;
 use farpage_base::mem::arena::Part;
+use farpage_base::mem::open::WINDOW;
 use farpage_base::sys::message::message_fmt;
-use farpage_ipc::conf::{Conf, DeviceKind, InjectedFault, size};
+use farpage_ipc::conf::{Alg, Conf, DeviceKind, InjectedFault, size};
 use farpage_server::redis::pages::RedisStores;
 use farpage_server::redis::server::{self, Server};
 use farpage_swap::pool_share::PoolShare;
@@ -68,6 +69,7 @@ impl SwapSpace {
         conf: &Conf,
         mut specs: Vec<SwapSpec>,
         pool: Part,
+        shared: Part,
     ) -> Result<(SwapSpace, Vec<String>), DeviceError> {
         check_memory(&conf.swap, conf.ram)?;
         let mut left_out = Vec::new();
@@ -97,7 +99,33 @@ impl SwapSpace {
             }
         };
         space.begin_division(conf.ram);
-        Ok((space, left_out))
+        let mut algs = specs.iter().filter_map(|spec| match spec.kind {
+            DeviceKind::Zram { alg, .. } => Some(alg),
+            _ => None,
+        });
+        let alg = algs.next().unwrap_or_default();
+        // SAFETY: the part was made for that.
+        Ok((unsafe { space.with_shared(alg, conf.ram, shared) }, left_out))
+    }
+
+    /// The same with what forked processes have together, compressed by `alg`, within a budget of so many bytes. Where
+    /// all of `part` is mapped (outside of the window of the arena), or there is no compressed memory, they have
+    /// nothing.
+    ///
+    /// # Safety
+    /// The addresses are for that alone as long as the process lives, and in the window nothing is mapped there.
+    pub unsafe fn with_shared(mut self, alg: Alg, budget: u64, part: Part) -> SwapSpace {
+        let index = u8::try_from(self.devices.len());
+        let is_wanted = WINDOW.contains(&part.base) && !self.zrams.is_empty();
+        let Some(index) = index.ok().filter(|_| is_wanted) else { return self };
+        // SAFETY: caller's promise.
+        let shared = Arc::new(unsafe { SharedCopies::new(index, alg, budget, part.base) });
+        self.zrams.iter().for_each(|zram| zram.share_with(&shared));
+        self.devices.push(shared.clone());
+        self.lost.push(AtomicU64::new(0));
+        self.shared = Some(shared);
+        self.memory_most = memory_most(budget);
+        self
     }
 
     /// How much compressed pages may have at first, with a budget of so many bytes. Without a file the pool is the last
@@ -150,6 +178,8 @@ impl SwapSpace {
             zrams: Vec::new(),
             rams: Vec::new(),
             files: Vec::new(),
+            shared: None,
+            memory_most: u64::MAX,
             next_lease: AtomicU32::new(0),
             first_queued: 0,
             turn: AtomicU32::new(0),

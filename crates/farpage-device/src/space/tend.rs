@@ -31,6 +31,7 @@ impl SwapSpace {
     /// Nothing is stored for some time: gives memory back that only storing needs.
     pub fn rest(&self) {
         self.zrams.iter().for_each(|zram| zram.rest());
+        self.shared.iter().for_each(|shared| shared.rest());
     }
 
     /// Moves up to `pages` pages from devices that have failed to others; how many. A page that cannot be read stays:

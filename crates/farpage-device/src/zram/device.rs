@@ -89,7 +89,7 @@ impl SwapDevice for Zram {
             RecordKind::Forward => {
                 drop(inner);
                 let entry = Entry::from_raw(record.data()).ok_or(corrupt)?;
-                self.file_of(entry).ok_or(corrupt)?.load(entry, into)
+                self.next_of(entry).ok_or(corrupt)?.load(entry, into)
             }
         }
     }
@@ -130,8 +130,8 @@ impl SwapDevice for Zram {
             self.full.store(false, Relaxed);
         }
         let in_file = if record.kind == RecordKind::Forward { Entry::from_raw(record.data()) } else { record.backup() };
-        if let Some((entry, file)) = in_file.and_then(|e| Some((e, self.file_of(e)?))) {
-            file.free(entry);
+        if let Some((entry, next)) = in_file.and_then(|e| Some((e, self.next_of(e)?))) {
+            next.free(entry);
         }
         true
     }
@@ -142,6 +142,10 @@ impl SwapDevice for Zram {
 
     fn give_up(&self, entry: Entry) -> bool {
         self.drop_copy(entry)
+    }
+
+    fn fork_parent(&self) {
+        self.epoch.fetch_add(1, Relaxed);
     }
 
     fn fork_child(&self, _fds: &[(RawFd, RawFd)]) {

@@ -27,7 +27,9 @@ impl Zram {
         if self.full.load(Relaxed) {
             return false;
         }
-        let Some(backup) = self.forwarded(entry).filter(|_| self.promote_policy.promote()) else { return false };
+        let in_file = |to: &Entry| self.files.iter().any(|file| file.index() == to.device());
+        let to = self.forwarded(entry).filter(in_file);
+        let Some(backup) = to.filter(|_| self.promote_policy.promote()) else { return false };
         let put = |kind, bytes: &[u8]| {
             let handle = self.new_object(kind, bytes).ok()?;
             Some(self.promoted(entry.slot(), backup, kind, handle, bytes.len()))

@@ -29,6 +29,8 @@ pub(super) struct Record {
     /// Being written back. A new record has none, so a mark that is still there means: still the same page.
     pub(super) marked: bool,
     pub(super) packing: Packing,
+    /// Forks of this process so far, modulo 256, when the page was stored.
+    pub(super) epoch: u8,
 }
 
 /// How an object was compressed, and whether it could be better.
@@ -51,6 +53,8 @@ pub(super) const WORDS: usize = 8;
 pub(super) const FLAGS: usize = 7;
 pub(super) const YOUNG: u32 = 1 << 4;
 pub(super) const MARKED: u32 = 1 << 5;
+/// Where the epoch is.
+const EPOCH_SHIFT: u32 = 8;
 /// The bit by which [`Packing::Passed`] differs from [`Packing::Fresh`].
 pub(super) const PASSED: u32 = 1 << 2;
 
@@ -59,6 +63,7 @@ impl From<Record> for [u32; WORDS] {
         let ([low, high], [a, b, c, d]) = (record.data, record.check);
         let len = u32::from(record.len) | u32::from(record.backup_high) << 16;
         let flags = if record.young { YOUNG } else { 0 } | if record.marked { MARKED } else { 0 };
+        let flags = flags | u32::from(record.epoch) << EPOCH_SHIFT;
         [low, high, a, b, c, d, len, record.kind as u32 | (record.packing as u32) << 2 | flags]
     }
 }
@@ -74,6 +79,7 @@ impl From<[u32; WORDS]> for Record {
             young: flags & YOUNG != 0,
             marked: flags & MARKED != 0,
             packing: [Packing::Fresh, Packing::Passed, Packing::Stubborn, Packing::Dense][(flags >> 2 & 3) as usize],
+            epoch: (flags >> EPOCH_SHIFT) as u8,
         }
     }
 }
@@ -83,7 +89,7 @@ impl Record {
     pub(super) fn new(kind: RecordKind, data: u64, len: usize, check: u128) -> Record {
         let data = [data as u32, (data >> 32) as u32];
         let (check, len) = (check_words(check), len as u16);
-        Record { data, check, len, backup_high: 0, kind, young: true, marked: false, packing: Packing::Fresh }
+        Record { data, check, len, backup_high: 0, kind, young: true, marked: false, packing: Packing::Fresh, epoch: 0 }
     }
 
     /// An object of which `backup` is a copy in a file.
@@ -122,7 +128,8 @@ mod tests {
             for packing in [Packing::Fresh, Packing::Passed, Packing::Stubborn, Packing::Dense] {
                 let one =
                     Record { packing, backup_high: 0xabcd, ..Record::new(kind, u64::MAX - 5, 4096, 77 << 96 | 3) };
-                let one = Record { young: kind == RecordKind::Raw, marked: kind == RecordKind::Same, ..one };
+                let one =
+                    Record { young: kind == RecordKind::Raw, marked: kind == RecordKind::Same, epoch: 0xa5, ..one };
                 let words = <[u32; WORDS]>::from(one);
                 let back = Record::from(words);
                 assert!(back == one);

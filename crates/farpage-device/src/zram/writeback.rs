@@ -1,5 +1,6 @@
 //! What a background thread does with compressed pages: moving the oldest to a file, and filling holes in the pool.
-//! A page that has a copy in a file already only gives up its place in the pool.
+//! A page that has a copy in a file already only gives up its place in the pool. One that forked processes have, too,
+//! has one copy for all ([`crate::shared`]).
 //!
 //! Locks: `writeback` for the whole move (one thread at a time), `inner` for short holds: a few hundred slots of the
 //! clock hand (records of objects change nowhere else meanwhile), one page's copy. Decompression and file I/O run
@@ -31,7 +32,7 @@ impl Zram {
         !self.steady.load(Relaxed) && self.inner.lock().above(TIGHT_EIGHTHS) > 0
     }
 
-    /// Moves up to `pages` of the oldest pages to the first file that takes them; how many were moved.
+    /// Moves up to `pages` of the oldest pages on, to the first file that takes them; how many were moved.
     /// Returns 0 at once if another thread is at it. Pages whose write fails stay where they are.
     pub fn writeback(&self, pages: usize) -> usize {
         let Some(mut buffers) = self.writeback.try_lock() else { return 0 };
@@ -42,13 +43,26 @@ impl Zram {
         let mut files = self.files.iter().filter(|file| file.accepts());
         let mut file = files.next();
         while moved < pages {
-            if file.is_none() && self.inner.lock().backed_pages == 0 {
+            if file.is_none() && !self.can_share() && self.inner.lock().backed_pages == 0 {
                 break; // a look at every slot would find nothing
             }
             let mut victims = [0; WRITEBACK_BATCH];
             let want = (pages - moved).min(WRITEBACK_BATCH);
-            let (found, dropped) = self.mark_oldest(&mut victims[..if file.is_some() { want } else { 0 }], want);
-            let done = dropped + file.map_or(0, |file| self.move_to(file, &victims[..found], &mut buffers));
+            let most = if file.is_some() || self.can_share() { want } else { 0 };
+            let (found, dropped) = self.mark_oldest(&mut victims[..most], want);
+            let (mut done, mut left) = (dropped, 0);
+            for i in 0..found {
+                if self.move_to_shared(victims[i]) {
+                    done += 1;
+                } else {
+                    (victims[left], left) = (victims[i], left + 1);
+                }
+            }
+            let left = &victims[..left];
+            match file {
+                Some(file) => done += self.move_to(file, left, &mut buffers),
+                None => left.iter().for_each(|slot| self.unmark(*slot)),
+            }
             self.trim();
             moved += done;
             if file.is_some_and(|file| !file.accepts()) {
@@ -105,6 +119,28 @@ impl Zram {
         (found, dropped)
     }
 
+    fn can_share(&self) -> bool {
+        self.shared.get().is_some_and(|shared| shared.is_at_work())
+    }
+
+    /// Makes the slot of a marked page forward to the copy for all, if there is one, or forked processes may have it.
+    fn move_to_shared(&self, slot: u64) -> bool {
+        let Some(shared) = self.shared.get().filter(|_| self.can_share()) else { return false };
+        let mut bytes = [0; COMPRESSED_MAX];
+        let Some((record, len)) = self.copy_object(slot, &mut bytes) else { return false };
+        let check = check_value(record.check);
+        // What was stored since the last fork is this process's alone. Without a file, nothing is gained.
+        let adds = record.epoch != self.epoch.load(Relaxed) && shared.is_settled() && !self.files.is_empty();
+        // Others have its slot, and need not find it by its number.
+        let vpn = adds.then_some(0);
+        let Some(entry) = shared.share_compressed(&bytes[..len], check, vpn) else { return false };
+        let moved = self.forward(slot, entry);
+        if !moved {
+            shared.free(entry);
+        }
+        moved
+    }
+
     /// Writes marked pages to a file and makes their slots forward to it; how many.
     fn move_to(&self, file: &FileDevice, victims: &[u64], buffers: &mut [WritebackPage]) -> usize {
         let mut slots = [0; WRITEBACK_BATCH];
@@ -141,6 +177,15 @@ impl Zram {
             }
         }
         moved
+    }
+
+    /// The bytes of an object of the device's codec, if its slot still bears the mark: its record, and their number.
+    fn copy_object(&self, slot: u64, into: &mut [u8; COMPRESSED_MAX]) -> Option<(Record, usize)> {
+        let inner = self.inner.lock();
+        let record = self.slots.get(slot).filter(|record| record.marked && record.kind == RecordKind::Object)?;
+        let object = inner.pool.bytes(record.handle(), usize::from(record.len))?;
+        into.get_mut(..object.len()).filter(|_| record.packing != Packing::Dense)?.copy_from_slice(object);
+        Some((record, object.len()))
     }
 
     /// The content and check value of a slot, if it still bears the mark.

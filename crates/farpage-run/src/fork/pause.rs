@@ -70,6 +70,7 @@ impl Pager {
         // A child can use nothing of what is on its way, and its frames would never be free there.
         self.cx.prefetch.land_all(self.cx.e);
         f.late_fills.clear();
+        self.cx.e.space.share_with_child();
         f.channel.fill(&given_to_children(self.cx.e), &self.cx.e.space.own_files());
         self.cx.changes.forks.keep();
         let is_told = given_uffds::are_forks_told();

@@ -39,7 +39,8 @@ const IN_VAIN_US: u64 = 2_000_000;
 /// Forking thread, which has closed the gates: gets what the child of a process with managed memory will need.
 fn prepare_fork_state(e: &'static Engine) -> Result<ForkState, Errno> {
     let f = &e.fork;
-    drop(room_for_start(given_to_children(e).len())?);
+    // And one for what is shared from the first fork on.
+    drop(room_for_start(given_to_children(e).len() + 1)?);
     let monitor = f.monitor_tid.load(SeqCst);
     let end = with_room(|| f.channel.open(monitor, || e.ring_monitor()))?;
     let mut fork_state = ForkState { active: true, channel: end.into_raw_fd(), standby: 0 };

@@ -26,6 +26,7 @@ use farpage_base::sys::message::{message_fmt, set_last_words};
 use farpage_base::sys::raw::gettid;
 use farpage_codec::page_hash::ContentKey;
 use farpage_device::frame_entries::FrameEntries;
+use farpage_device::shared::SharedCopies;
 use farpage_device::space::SwapSpace;
 use farpage_ipc::stat::{Event, Events, StatPage};
 use farpage_ipc::tree;
@@ -46,10 +47,11 @@ const FRAMES_BYTES_MAX: usize = 64 << 30;
 const STACK_BYTES: usize = STACKS * (STACK_LEN + PAGE_SIZE);
 
 /// Bytes of the arena's parts for a budget of `ram` bytes: heap, page table, pool, stacks, frames.
-pub(crate) fn arena_sizes(ram: u64) -> [usize; 5] {
+pub(crate) fn arena_sizes(ram: u64) -> [usize; 6] {
+    let shared = SharedCopies::bytes(ram);
     let ram = ram as usize;
     let frames = (ram / 4).clamp(FRAMES_BYTES_MIN, FRAMES_BYTES_MAX) / STEP * STEP;
-    [HEAP_BYTES, TABLE_BYTES, (ram + ram / 4).min(POOL_BYTES_MAX), STACK_BYTES, frames]
+    [HEAP_BYTES, TABLE_BYTES, (ram + ram / 4).min(POOL_BYTES_MAX), shared, STACK_BYTES, frames]
 }
 
 /// Bytes of memory that an engine has mapped when it manages something. With less commit left, or a lower limit on
@@ -83,7 +85,7 @@ pub(crate) fn build(plan: &'static StartPlan) -> Result<&'static Engine, StartEr
     if let Some(parts) = controls.pinned(Controller::Stage) {
         lru.hold_stage(parts as u32);
     }
-    let (space, left_out) = SwapSpace::of_program(&conf, plan.swap(), arena.pool)?;
+    let (space, left_out) = SwapSpace::of_program(&conf, plan.swap(), arena.pool, arena.shared)?;
     if let Some(promote) = controls.pinned(Controller::Promotion) {
         space.hold_promotion(promote != 0);
     }

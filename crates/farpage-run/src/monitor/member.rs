@@ -2,7 +2,7 @@
 //! looks after, because they cannot. The words in the tree's segment are [`farpage_ipc::tree`]'s. No locks.
 
 use crate::budget::share::{self, TreeLook, TreeShare};
-use crate::budget::shared_pages::SharedPages;
+use crate::budget::shared_pages::{SharedPages, pages};
 use crate::dormant::unwatched;
 use crate::shared::state::Engine;
 use crate::shared::warn_once::{self, WarningKind, warn_once_in_tree};
@@ -45,13 +45,14 @@ impl Membership {
 
     /// Of `rss` pages those that other processes pay for are left out.
     pub(super) fn own_pages(&mut self, e: &Engine, proc: &Proc, rss: i64) -> i64 {
+        e.space.look_for_writer(|| e.fork.is_orphaned());
         let forks = e.stat.forks.load(Relaxed);
         if std::mem::replace(&mut self.forks, forks) != forks {
             self.shared_pages.forked(e.is_active());
         }
         let shared = self.shared_pages.shared(proc, rss, e.stat.pgfault.load(Relaxed));
         e.budget.shared_is(shared);
-        rss - shared.paid_by_others
+        rss - shared.paid_by_others + pages(e.space.shared_bytes())
     }
 
     /// Says in the tree what this process has, asks for more and gives. Whether it gives. Now and then, looks after

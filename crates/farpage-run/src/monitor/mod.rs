@@ -290,6 +290,9 @@ impl Monitor {
         e.budget.sample(rss, before);
         e.publish_levels(all);
         let gives = self.member.look(e, self.proc, rss);
+        if gives {
+            e.space.gives();
+        }
         if others > e.most_pages() {
             self.scan.look_at_shared(e, self.proc);
         }

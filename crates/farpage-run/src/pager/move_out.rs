@@ -68,7 +68,7 @@ impl MoveOut {
             let (bytes, result) = unsafe { cx.mm.move_pages(e.frames.addr(first), src, got * PAGE_SIZE, true) };
             let done = bytes / PAGE_SIZE;
             if done > 0 {
-                cx.now_cached(&run[..done], first);
+                cx.now_cached(&run[..done], first, unshared);
                 e.frames.put_empty(first + done, got - done);
                 return Some((done, done));
             }
@@ -121,7 +121,7 @@ fn keeps_shared(e: &Engine, unshares_until: Option<Instant>) -> bool {
 /// Pages that others have, too, stay as long as there are others: the copy would cost memory, and taking it out would
 /// free none.
 fn unshare(cx: &Cx, unshares_until: Option<Instant>, page: usize) -> bool {
-    if keeps_shared(cx.e, unshares_until) {
+    if keeps_shared(cx.e, unshares_until) && !cx.e.space.shares(Vpn::of(page).number()) {
         return false;
     }
     Stat::add(&cx.e.stat.cow_unshared, 1);

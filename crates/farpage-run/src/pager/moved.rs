@@ -43,8 +43,8 @@ impl Cx {
         gone.max(1)
     }
 
-    /// The pages of the run are in frames from `first` on now.
-    pub(crate) fn now_cached(&self, run: &[Node], first: FrameNo) {
+    /// The pages of the run are in frames from `first` on now. `shared`: other processes had the first one, too.
+    pub(crate) fn now_cached(&self, run: &[Node], first: FrameNo, shared: bool) {
         let e = self.e;
         let mut lru = lock(&e.lru);
         for (node, f) in run.iter().zip(first.run(run.len())) {
@@ -52,7 +52,10 @@ impl Cx {
                 State::Mapped(entry) => entry,
                 _ => None,
             };
-            e.slots.frame_entries.set(f, entry);
+            match shared && f == first {
+                true => e.slots.frame_entries.set_shared(f, entry),
+                false => e.slots.frame_entries.set(f, entry),
+            }
             lru.cache(&e.table, *node, State::Cached(f));
         }
     }

@@ -109,7 +109,7 @@ impl Transit {
         if done == 0 {
             return cx.refused(vpn, run, result);
         }
-        cx.now_cached(&run[..done], first);
+        cx.now_cached(&run[..done], first, unshared == 0);
         Some((done, done))
     }
 

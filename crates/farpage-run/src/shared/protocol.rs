@@ -15,7 +15,8 @@ use farpage_base::sys::raw::{Errno, nr, syscall};
 use farpage_base::sys::thread::ForkLock;
 use farpage_base::sys::{futex, proc};
 use farpage_device::leases::Leases;
-use rustix::fd::{FromRawFd, OwnedFd, RawFd};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Mutex;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize};
@@ -188,6 +189,17 @@ impl Fork {
     /// In a child: its end of the channel, or -1.
     pub fn inherited_end(&self) -> RawFd {
         self.child.end.load(SeqCst)
+    }
+
+    /// In a child: whether the process is gone that gave it what it has.
+    pub fn is_orphaned(&self) -> bool {
+        let end = self.inherited_end();
+        // SAFETY: open in this table; only looked at.
+        let end = (end >= 0).then(|| unsafe { BorrowedFd::borrow_raw(end) });
+        end.is_some_and(|end| {
+            let mut end = [PollFd::new(&end, PollFlags::empty())];
+            poll(&mut end, Some(&Timespec::default())).is_ok() && end[0].revents().contains(PollFlags::HUP)
+        })
     }
 
     /// This is a child's engine that has not started yet.

@@ -365,7 +365,8 @@ impl Engine {
 
     /// Brings the pool's size into the budget.
     pub fn account_pool(&self) {
-        self.budget.pool_is((self.space.pool_bytes() / PAGE_SIZE as u64) as i64);
+        let bytes = self.space.pool_bytes() + self.space.shared_bytes();
+        self.budget.pool_is((bytes / PAGE_SIZE as u64) as i64);
     }
 
     /// Says once that memory can no longer be swapped out.
@@ -441,7 +442,7 @@ impl Engine {
     /// Pages that the engine needs for those that are out: tables, and compressed pages where they cannot go on.
     pub(crate) fn engine_pages(&self) -> i64 {
         let pool = if self.space.is_tiered() { 0 } else { self.space.pool_bytes() };
-        ((self.meta_bytes() + pool) / PAGE_SIZE as u64) as i64
+        ((self.meta_bytes() + pool + self.space.shared_bytes()) / PAGE_SIZE as u64) as i64
     }
 
     /// The most that this process may have, whatever its tree has.
