@@ -6,8 +6,9 @@
 //!
 //! * One process writes. The others may have fewer rights; they have the memfd for reading, at the same addresses.
 //! * What is in it does not change while a process may read it: a record is complete before its bucket names it, and
-//!   what is not needed any more stays until no descendant is left ([`SharedCopies::lease`], [`SwapDevice::end_lease`]). So
-//!   readers need no lock and count nothing, and one that is killed leaves nothing behind.
+//!   what is not needed any more stays until no descendant is left ([`SharedCopies::lease`],
+//!   [`SwapDevice::end_lease`]). So readers need no lock and count nothing, and one that is killed leaves nothing
+//!   behind.
 //! * A descendant shares nothing of its own with its children, but they read what it reads.
 //!
 //! The slot of an [`Entry`] is the number of a record and 1, in all processes.
@@ -69,8 +70,8 @@ impl SharedCopies {
     /// memory before the first fork.
     ///
     /// # Safety
-    /// From the address `base` on, [`SharedCopies::bytes`] addresses are the device's, and nothing is mapped there, as long
-    /// as the process lives.
+    /// From the address `base` on, [`SharedCopies::bytes`] addresses are the device's, and nothing is mapped there, as
+    /// long as the process lives.
     pub unsafe fn new(index: u8, alg: Alg, budget: u64, base: usize) -> SharedCopies {
         SharedCopies {
             index,
