@@ -200,7 +200,9 @@ class Nbdkit(Situation):
         self.assertIsNone(program.process.poll())
         server.go_on()
         err = program.ends(0, "right\n")
-        self.assertEqual(((before + err).count("is out of reach"), err.count("is back")), (1, 1), before + err)
+        # Once, but where the machine is so slow that it does not answer in time when it is there, too.
+        said = (before + err).count("is out of reach"), err.count("is back")
+        self.assertTrue(said[0] == said[1] > 0, before + err)
 
     def test_a_server_that_begins_again_with_its_data_goes_on(self):
         file = self.dir / "data"
