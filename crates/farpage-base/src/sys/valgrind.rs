@@ -1,7 +1,7 @@
 //! Whether valgrind runs this program: instruction by instruction, on a processor of its own, with threads that libc
 //! has made.
 //!
-//! Callers: `farpage_run::lifecycle::start`, [`super::message`]. No locks.
+//! Callers: `farpage_run::lifecycle::start`, `farpage_ipc::tree::strangers`, [`super::message`]. No locks.
 
 use core::arch::asm;
 
