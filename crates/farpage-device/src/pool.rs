@@ -99,11 +99,6 @@ pub struct Release {
 }
 
 impl Release {
-    /// The address of its first byte.
-    pub fn base(&self) -> usize {
-        self.base.as_ptr() as usize
-    }
-
     /// Gives the memory back.
     pub fn run(&self) {
         // SAFETY: the span lies in the region that the pool owns, holds no object (so no reference into it exists), and

@@ -59,8 +59,6 @@ pub struct SharedCopies {
     since_us: AtomicU64,
     /// Pages of this process that need a copy.
     uses: AtomicU64,
-    /// No room at the last try, and nothing was freed since.
-    full: AtomicBool,
     /// A descendant, and the process that writes is gone.
     orphaned: AtomicBool,
 }
@@ -84,7 +82,6 @@ impl SharedCopies {
             leases: AtomicU32::new(0),
             since_us: AtomicU64::new(0),
             uses: AtomicU64::new(0),
-            full: AtomicBool::new(false),
             orphaned: AtomicBool::new(false),
         }
     }
@@ -100,7 +97,7 @@ impl SharedCopies {
     pub fn lease(&self) {
         if self.leases.fetch_add(1, Relaxed) == 0 {
             self.since_us.store(now_us(), Relaxed);
-            self.map().into_iter().for_each(|map| self.set_full(map, false));
+            self.map().into_iter().for_each(|map| map.set_full(false));
         }
         if self.map.get().is_none() {
             let _ = self.open();
@@ -128,10 +125,11 @@ impl SharedCopies {
 
     /// Whether a page that others have may have a copy for all, or get one.
     pub fn is_at_work(&self) -> bool {
-        self.map().is_some_and(|map| match map.is_written() {
-            true => self.leases.load(Relaxed) > 0 && !self.full.load(Relaxed),
-            false => !self.orphaned.load(Relaxed) && !map.header().full.load(Relaxed),
-        })
+        let has_others = |map: &CopyMap| match map.is_written() {
+            true => self.leases.load(Relaxed) > 0,
+            false => !self.orphaned.load(Relaxed),
+        };
+        self.map().is_some_and(|map| !map.header().full.load(Relaxed) && has_others(map))
     }
 
     /// The copy of a page that other processes have, too, for one that leaves this one: what is there, or, in the
@@ -160,7 +158,7 @@ impl SharedCopies {
                     return None;
                 }
                 let added = writer.add(map, bytes, check, vpn);
-                self.set_full(map, added.is_none());
+                map.set_full(added.is_none());
                 map.write.header().resident.store(writer.resident_bytes(map), Relaxed);
                 added
             }),
@@ -228,13 +226,6 @@ impl SharedCopies {
         }
     }
 
-    /// No more can be added, or there is room again.
-    fn set_full(&self, map: &CopyMap, full: bool) {
-        if self.full.swap(full, Relaxed) != full && map.is_written() {
-            map.write.header().full.store(full, Relaxed);
-        }
-    }
-
     /// Tells descendants what there is.
     fn tell(&self) {
         if let (Some(map), Some(writer)) = (self.map(), self.writer.lock().as_ref()) {
@@ -247,13 +238,13 @@ impl SharedCopies {
     fn release(&self) {
         let Some(map) = self.map() else { return };
         loop {
-            let release = self.writer.lock().as_mut().and_then(|writer| writer.take_empty(map));
+            let release = self.writer.lock().as_mut().and_then(Writer::take_empty);
             let Some(release) = release else { break };
             release.run();
             if let Some(writer) = self.writer.lock().as_mut() {
                 writer.released(release);
             }
-            self.set_full(map, false);
+            map.set_full(false);
         }
         self.tell();
     }

@@ -30,8 +30,10 @@ const RECORDS_MAX: u64 = 1 << 22;
 const PROBES: usize = 64;
 /// Bytes that are mapped at a time.
 const STEP: usize = 1 << 20;
+/// Bytes of records that memory is had for at a time.
+pub(super) const RECORDS_STEP: usize = 64 << 10;
 /// Once named a record that is gone.
-pub(super) const GONE: u32 = u32::MAX;
+const GONE: u32 = u32::MAX;
 
 /// What descendants are told besides.
 pub(super) struct CopyHeader {
@@ -39,7 +41,7 @@ pub(super) struct CopyHeader {
     pub(super) resident: AtomicU64,
     /// Children that may still be there.
     pub(super) leases: AtomicU32,
-    /// No more can be added.
+    /// There was no room at the last try, and nothing was freed since.
     pub(super) full: AtomicBool,
     /// When the process that writes last took its own pages out for others, microseconds.
     pub(super) gave_us: AtomicU64,
@@ -77,8 +79,8 @@ impl Layout {
         let records = (budget / PAGE_SIZE as u64).clamp(64, RECORDS_MAX) as usize;
         let buckets = (4 * records).next_power_of_two();
         let records_at = (PAGE_SIZE + buckets * size_of::<AtomicU32>()).next_multiple_of(PAGE_SIZE);
-        // With room for a step of the writer's behind the last record.
-        let pages_at = (records_at + records * size_of::<CopyRecord>() + (64 << 10)).next_multiple_of(SPAN_BYTES);
+        // A step may end behind the last record.
+        let pages_at = (records_at + records * size_of::<CopyRecord>() + RECORDS_STEP).next_multiple_of(SPAN_BYTES);
         Layout { buckets, records, records_at, pages_at, pages, len: pages_at + pages }
     }
 }
@@ -278,6 +280,13 @@ impl CopyMap {
 
     pub(super) fn header(&self) -> &CopyHeader {
         self.read.header()
+    }
+
+    /// No more can be added, or there is room again. In a descendant, nothing.
+    pub(super) fn set_full(&self, full: bool) {
+        if self.is_written() && self.header().full.load(Relaxed) != full {
+            self.write.header().full.store(full, Relaxed);
+        }
     }
 
     /// Where a record is, bytes from the beginning.

@@ -2,17 +2,15 @@
 //!
 //! Caller: `shared`, under its lock.
 
-use super::map::CopyMap;
+use super::map::{CopyMap, RECORDS_STEP};
 use crate::pool::{Handle, Pool, Release, SPAN_BYTES};
+use std::ptr::NonNull;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// New copies are made as long as those that only descendants may need are fewer than one in so many.
 const DEAD_PART: usize = 2;
 /// ... or fewer than this.
 const DEAD_FEW: usize = 256;
-
-/// Bytes of records that memory is had for at a time.
-const ALLOCATED_STEP: usize = 64 << 10;
 
 /// Of one record.
 struct Object {
@@ -33,15 +31,13 @@ pub(super) struct Writer {
     dead: usize,
     /// How far there is memory for records, bytes from the beginning.
     allocated: usize,
-    /// A bit for each span of the pool that there is memory for.
-    spans: Vec<u64>,
 }
 
 impl Writer {
     pub(super) fn new(map: &CopyMap) -> Writer {
         // SAFETY: addresses of the map's own, which the pool alone writes to; they are mapped before.
         let pool = unsafe { Pool::on_file(map.write.pages(), map.layout.pages) };
-        Writer { pool, objects: Vec::new(), unused: Vec::new(), dead: 0, allocated: 0, spans: Vec::new() }
+        Writer { pool, objects: Vec::new(), unused: Vec::new(), dead: 0, allocated: 0 }
     }
 
     /// Whether less than an eighth of the room is left.
@@ -71,16 +67,22 @@ impl Writer {
         }
         let number = self.unused.last().copied().unwrap_or(self.objects.len() as u32);
         let end = map.record_at(number + 1);
-        if number as usize >= map.write.records().len() {
-            return None;
-        }
+        let record = map.write.records().get(number as usize)?;
         if end > self.allocated {
             let at = self.allocated.max(map.record_at(0));
-            map.allocate(at, ALLOCATED_STEP).ok()?;
-            self.allocated = at + ALLOCATED_STEP;
+            map.allocate(at, RECORDS_STEP).ok()?;
+            self.allocated = at + RECORDS_STEP;
         }
-        let handle = self.pool.alloc(bytes.len())?;
-        if self.put(map, handle, bytes, number, (check, vpn)).is_none() {
+        let (handle, at) = self.new_object(map, bytes.len())?;
+        // SAFETY: a new object with room for them, which no record names; there is memory for it.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), at.as_ptr(), bytes.len()) };
+        record.check[0].store(check as u64, Relaxed);
+        record.check[1].store((check >> 64) as u64, Relaxed);
+        record.vpn.store(vpn, Relaxed);
+        record.place.store((at.as_ptr() as usize - map.write.pages().as_ptr() as usize) as u32, Relaxed);
+        record.len.store(bytes.len() as u32, Relaxed);
+        // From here on descendants find it.
+        if !map.name(check, vpn, number) {
             map.forget(check, number);
             self.pool.free(handle);
             return None;
@@ -93,32 +95,23 @@ impl Writer {
         Some(number)
     }
 
-    /// Fills object and record, and names it: from then on descendants find it.
-    fn put(&mut self, map: &CopyMap, handle: Handle, bytes: &[u8], number: u32, keys: (u128, u64)) -> Option<()> {
-        let (check, vpn) = keys;
-        let at = self.pool.object(handle, bytes.len())?;
-        let place = at.as_ptr() as usize - map.write.pages().as_ptr() as usize;
-        let in_map = map.layout.pages_at + place;
-        if !map.reach(in_map + bytes.len()) {
-            return None;
+    /// A new object of `len` bytes that there is memory for, and where it is.
+    fn new_object(&mut self, map: &CopyMap, len: usize) -> Option<(Handle, NonNull<u8>)> {
+        let before = self.pool.resident_bytes();
+        let handle = self.pool.alloc(len)?;
+        let at = self.pool.object(handle, len)?;
+        let in_map = map.layout.pages_at + (at.as_ptr() as usize - map.write.pages().as_ptr() as usize);
+        let is_new_span = self.pool.resident_bytes() > before;
+        let has_memory = || !is_new_span || map.allocate(in_map / SPAN_BYTES * SPAN_BYTES, SPAN_BYTES).is_ok();
+        if map.reach(in_map + len) && has_memory() {
+            return Some((handle, at));
         }
-        let (word, bit) = (place / SPAN_BYTES / 64, 1 << (place / SPAN_BYTES % 64));
-        if self.spans.len() <= word {
-            self.spans.resize(word + 1, 0);
+        self.pool.free(handle);
+        // The span is as if it had never been taken.
+        if is_new_span && let Some(span) = self.pool.take_empty() {
+            self.pool.released(span);
         }
-        if self.spans[word] & bit == 0 {
-            map.allocate(in_map / SPAN_BYTES * SPAN_BYTES, SPAN_BYTES).ok()?;
-            self.spans[word] |= bit;
-        }
-        // SAFETY: a new object with room for them, which no record names; there is memory for it.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), at.as_ptr(), bytes.len()) };
-        let record = map.write.records().get(number as usize)?;
-        record.check[0].store(check as u64, Relaxed);
-        record.check[1].store((check >> 64) as u64, Relaxed);
-        record.vpn.store(vpn, Relaxed);
-        record.place.store(place as u32, Relaxed);
-        record.len.store(bytes.len() as u32, Relaxed);
-        map.name(check, vpn, number).then_some(())
+        None
     }
 
     /// One page fewer needs the record. `leases`: descendants may. `false`: no page did.
@@ -167,11 +160,8 @@ impl Writer {
     }
 
     /// A span that is not needed, to be given back without the lock.
-    pub(super) fn take_empty(&mut self, map: &CopyMap) -> Option<Release> {
-        let release = self.pool.take_empty()?;
-        let span = (release.base() - map.write.pages().as_ptr() as usize) / SPAN_BYTES;
-        self.spans[span / 64] &= !(1 << (span % 64));
-        Some(release)
+    pub(super) fn take_empty(&mut self) -> Option<Release> {
+        self.pool.take_empty()
     }
 
     /// Its memory was given back.
