@@ -125,6 +125,7 @@ mod tests {
         assert_eq!(pages.unshared(1100, 150, 7), 0, "it has grown by as many");
         assert_eq!(pages.unshared(1000, 150, 107), 0, "the engine has served as many");
     }
+
     #[test]
     fn what_does_not_change_is_measured_seldom() {
         let shared = |pages| Shared { paid_by_others: pages, all: 2 * pages };

@@ -3,11 +3,10 @@
 //! No division helps where the sum of what busy processes need is well above the budget: all of them read the same
 //! pages again and again. A process that reads more than [`CONTENDS`] pages a second that it had before *contends*. One
 //! that only grows does not: a client that is given no more would have its server wait. Of the processes that contend,
-//! as many *hold* as fit
-//! with all that they have, in memory or swapped out, the longest waiting first, and at least one. The others are held:
-//! their faults are answered, but late ([`LATE`]). So a process that has a lock or a pipe that a holder waits for goes
-//! on; none is stopped. Meanwhile the pages of held processes count as old as can be, and those of holders as just used
-//! ([`super::share`]).
+//! as many *hold* as fit with all that they have, in memory or swapped out, the longest waiting first, and at least
+//! one. The others are held: their faults are answered, but late ([`LATE`]). So a process that has a lock or a pipe that
+//! a holder waits for goes on; none is stopped. Meanwhile the pages of held processes count as old as can be, and those
+//! of holders as just used ([`super::share`]).
 //!
 //! A holder that no longer contends, because it ends or waits, makes room at once. Else its slice ends when others have
 //! waited for many times what it takes to bring in what it needs, or so long that the last of them would wait for

@@ -46,7 +46,7 @@ const FRAMES_BYTES_MAX: usize = 64 << 30;
 
 const STACK_BYTES: usize = STACKS * (STACK_LEN + PAGE_SIZE);
 
-/// Bytes of the arena's parts for a budget of `ram` bytes: heap, page table, pool, stacks, frames.
+/// Bytes of the arena's parts for a budget of `ram` bytes: heap, page table, pool, shared pages, stacks, frames.
 pub(crate) fn arena_sizes(ram: u64) -> [usize; 6] {
     let shared = SharedCopies::bytes(ram);
     let ram = ram as usize;
