@@ -152,6 +152,8 @@ pub(crate) struct TreeLook {
     pub used: i64,
     /// Faults that read a device so far.
     pub major: u64,
+    /// Pages that came in from a device so far, also ahead of their use.
+    pub read: u64,
     /// When the page that it would give next was last seen in use ([`TreeShare::depart`]; it goes around).
     pub next_seen: u32,
     /// All faults so far.
@@ -269,7 +271,7 @@ impl TreeShare {
         let surplus = unused > 2 * budget.headroom() + step(budget.promised());
         let next_seen = self.seen(&seen, surplus, now);
         let all = seen.used.max(0) as u64 + mine.swapped.load();
-        let next_seen = match self.slices.look(self.segment, mine, seen.major, self.busy_us, all, now) {
+        let next_seen = match self.slices.look(self.segment, mine, seen.read, self.busy_us, all, now) {
             TimeSlice::Free => next_seen,
             TimeSlice::Holds => self.clock,
             TimeSlice::Held => 0,

@@ -1,12 +1,13 @@
 //! Time slices: when more processes of a tree are busy than fit, some wait, so that the others get on.
 //!
 //! No division helps where the sum of what busy processes need is well above the budget: all of them read the same
-//! pages again and again. A process that reads more than [`CONTENDS`] pages a second that it had before *contends*. One
-//! that only grows does not: a client that is given no more would have its server wait. Of the processes that contend,
-//! as many *hold* as fit with all that they have, in memory or swapped out, the longest waiting first, and at least
-//! one. The others are held: their faults are answered, but late ([`LATE`]). So a process that has a lock or a pipe that
-//! a holder waits for goes on; none is stopped. Meanwhile the pages of held processes count as old as can be, and those
-//! of holders as just used ([`super::share`]).
+//! pages again and again. A process that reads more than [`CONTENDS`] pages a second that it had before *contends*, also
+//! if most of them come in ahead of their use: those of the others leave for them. One that only grows does not: a
+//! client that is given no more would have its server wait. Nor does one that does not fit alone: it would read as much
+//! if all others waited. Of the processes that contend, as many *hold* as fit with all that they have, in memory or
+//! swapped out, the longest waiting first. The others are held: their faults are answered, but late ([`LATE`]). So a
+//! process that has a lock or a pipe that a holder waits for goes on; none is stopped. Meanwhile the pages of held
+//! processes count as old as can be, and those of holders as just used ([`super::share`]).
 //!
 //! A holder that no longer contends, because it ends or waits, makes room at once. Else its slice ends when others have
 //! waited for many times what it takes to bring in what it needs, or so long that the last of them would wait for
@@ -19,8 +20,8 @@ use farpage_ipc::tree::{Member, Segment};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-/// Pages a second that were here before and are read again: a process that needs more, an eighth of its time, contends.
-/// Less is the price of sharing: to wait in turn costs more, because all that a process has goes out and comes back.
+/// Pages a second that were here before and are read again: a process that reads more contends. Less is the price of
+/// sharing: to wait in turn costs more, because all that a process has goes out and comes back.
 const CONTENDS: u64 = 5000;
 /// One that is held reads little, because its faults are answered late.
 const HELD_CONTENDS: u64 = 20;
@@ -28,8 +29,8 @@ const HELD_CONTENDS: u64 = 20;
 const NEED_MIN: u64 = 2048;
 /// How late the faults of held processes are answered.
 pub(crate) const LATE: Duration = Duration::from_millis(5);
-/// What it takes to bring in a page, microseconds.
-const LOAD_US: u64 = 25;
+/// What it takes to bring in a page, with others, microseconds.
+const LOAD_US: u64 = 8;
 /// A slice is so many times what it takes to bring in what a holder needs.
 const SLICE: u64 = 20;
 /// Until a process holds again, others hold for so long at most, microseconds...
@@ -39,7 +40,7 @@ const SLICE_MIN_US: u64 = 100_000;
 /// It is decided so often, microseconds.
 const EVERY_US: u64 = 20_000;
 /// A process that contended goes on to do so for a while, microseconds: one that is held reads little.
-const STAYS_US: u64 = 300_000;
+const STAYS_US: u64 = 100_000;
 
 /// What becomes of a member.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -59,11 +60,11 @@ pub(crate) struct TimeSlices {
     contended_us: u64,
     /// Since when others wait for it.
     holds_since: Option<u64>,
-    /// What was decided last, and when; faults that had read a device by then.
+    /// What was decided last, and when; pages that had come in from a device by then.
     slice: TimeSlice,
     decided_us: u64,
     refaults: u64,
-    /// Such faults a second, a mean.
+    /// Such pages a second, a mean.
     rate: u64,
 }
 
@@ -74,8 +75,8 @@ fn slice_us(need: u64, others: u64) -> u64 {
 }
 
 impl TimeSlices {
-    /// A look: faults so far that read a device, when the process was last busy, and all pages that it has, in memory
-    /// or out.
+    /// A look: pages that came in from a device so far, when the process was last busy, and all pages that it has, in
+    /// memory or out.
     pub(crate) fn look(
         &mut self,
         segment: &Segment,
@@ -132,25 +133,23 @@ fn need_of(member: &Member, now: u64) -> u64 {
 fn slice_of(segment: &Segment, mine: &Member, now: u64) -> (TimeSlice, u64) {
     let key = |m: &Member| (m.turn_us.load(Relaxed), m.pid.load(Relaxed));
     let (budget, me) = (segment.budget(), key(mine));
-    let (mut others, mut before, mut all, mut count, mut first) = (0, 0, 0, 0, true);
-    for m in segment.living() {
-        let need = need_of(m, now).min(budget);
-        if need == 0 {
-            others += m.used.load().min(budget);
-            continue;
-        }
-        all += need;
-        count += 1;
-        if key(m) < me {
-            before += need;
-            first = false;
+    let contends = |m: &&Member| need_of(m, now) > 0;
+    let others: u64 = segment.living().filter(|m| !contends(m)).map(|m| m.used.load().min(budget)).sum();
+    let room = budget.saturating_sub(others);
+    if mine.need.load() > room {
+        return (TimeSlice::Free, 0); // alone it would read as much
+    }
+    let (mut before, mut all, mut count) = (0, 0, 0);
+    for m in segment.living().filter(contends) {
+        let need = need_of(m, now);
+        if need <= room {
+            all += need;
+            count += 1;
+            before += if key(m) < me { need } else { 0 };
         }
     }
-    let room = budget.saturating_sub(others);
-    let mine_fits = first || before + mine.need.load().min(budget) <= room;
-    let slice = match (all > room, mine_fits) {
+    let slice = match (all > room, before + mine.need.load() <= room) {
         (false, _) => TimeSlice::Free,
-        (true, true) if all == mine.need.load().min(budget) => TimeSlice::Free, // no other contends
         (true, true) => TimeSlice::Holds,
         (true, false) => TimeSlice::Held,
     };
@@ -194,8 +193,10 @@ mod tests {
         let (segment, mut all) = tree_of(20_000, 4);
         let slices = looks(segment, &mut all, 10_000, 8_000, 1_000 * MS);
         assert_eq!(slices, [TimeSlice::Holds, TimeSlice::Holds, TimeSlice::Held, TimeSlice::Held]);
+        let slices = looks(segment, &mut all, 10_000, 15_000, 1_000 * MS);
+        assert_eq!(slices, [TimeSlice::Holds, TimeSlice::Held, TimeSlice::Held, TimeSlice::Held]);
         let slices = looks(segment, &mut all, 10_000, 30_000, 1_000 * MS);
-        assert_eq!(slices, [TimeSlice::Holds, TimeSlice::Held, TimeSlice::Held, TimeSlice::Held], "at least one");
+        assert_eq!(slices, [TimeSlice::Free; 4], "alone each of them would read as much");
     }
 
     #[test]

@@ -75,6 +75,7 @@ impl Membership {
         let seen = TreeLook {
             used: used.max(e.budget.total()),
             major: load(&e.stat.pgmajfault),
+            read: load(&e.stat.pswpin),
             next_seen,
             faults: load(&e.stat.pgfault),
             managed: e.is_active(),

@@ -23,6 +23,7 @@ impl Process {
         mine.claim.add(pages as u64);
         let seen = TreeLook {
             used: pages,
+            read: 0,
             major: 0,
             next_seen: 0,
             faults: 0,
