@@ -53,6 +53,9 @@ impl Cx {
     /// What was where guards were found is of no worth any more, if they still are there. Not at once: the caller that
     /// found them may be about to place it.
     pub(crate) fn forget_guarded(&mut self) {
+        if self.guards.is_empty() {
+            return;
+        }
         let mut there = Vec::new();
         for (start, end) in std::mem::take(&mut self.guards) {
             let _ = self.mm.runs_by_kind(start, end, &mut |from, to, kind| {
