@@ -113,10 +113,13 @@ impl Cx {
         // Where nothing would wake it, it only looks.
         let timeout_ns = if self.mm.descriptor().is_some() { timeout_ns } else { Some(0) };
         let messages = self.mm.descriptor().unwrap_or(self.kick.as_fd());
-        let (mut fds, mut count) = ([messages; 3 + FDS_MAX], 3);
+        let (mut fds, mut count) = ([messages; 3 + FDS_MAX], 2);
         fds[1] = self.kick.as_fd();
-        fds[2] = self.changes.forks.descriptor().unwrap_or(messages);
-        for (place, fd) in fds[3..].iter_mut().zip(self.prefetch.queue.fds()) {
+        if let Some(forks) = self.changes.forks.descriptor() {
+            (fds[2], count) = (forks, 3);
+        }
+        let reads = count;
+        for (place, fd) in fds[reads..].iter_mut().zip(self.prefetch.queue.fds()) {
             (*place, count) = (fd, count + 1);
         }
         let mut fds = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
@@ -124,7 +127,7 @@ impl Cx {
             timeout_ns.map(|ns| rustix::time::Timespec { tv_sec: ns / 1_000_000_000, tv_nsec: ns % 1_000_000_000 });
         let woken = poll(&mut fds[..count], timeout.as_ref()).is_ok();
         let has_come = |fd: &PollFd<'_>| woken && !fd.revents().is_empty();
-        let (kicked, read) = (has_come(&fds[1]), fds[3..count].iter().any(has_come));
+        let (kicked, read) = (has_come(&fds[1]), fds[reads..count].iter().any(has_come));
         if kicked {
             let mut count = [0u8; 8];
             let _ = rustix::io::read(self.kick.as_fd(), &mut count);

@@ -19,6 +19,11 @@ use std::time::{Duration, Instant};
 const LONG: Duration = Duration::from_secs(5);
 
 impl Pager {
+    /// Whether the last messages that were read were all that there were. Once: then they are read again.
+    pub(crate) fn is_drained(&mut self) -> bool {
+        std::mem::take(&mut self.drained)
+    }
+
     /// Reads and sorts one batch: events are applied, faults queued. Returns the number of messages.
     pub(crate) fn read_messages(&mut self) -> usize {
         let mut batch = [Message::Unmap { start: 0, end: 0 }; MESSAGES_MAX];
@@ -29,6 +34,8 @@ impl Pager {
             self.cx.e.discovery.recent.caught_up();
             return 0;
         }
+        // Where several threads have faults, there mostly is another by then.
+        self.drained = n < most && !self.cx.prefetch.concurrency.is_there();
         let since = Instant::now();
         if let Message::Fault { tid, .. } = batch[0] {
             let others = [self.cx.e.wakeups.writer_tid.load(Ordering::Relaxed), self.cx.e.decompressor.tid()];

@@ -160,6 +160,7 @@ pub(crate) fn make_pager(
         unpark: Unpark::default(),
         pace: Pace::new(e, proc),
         fault_threads: FaultThreads::default(),
+        drained: false,
         reported: false,
     }))
 }

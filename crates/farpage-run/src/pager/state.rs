@@ -26,6 +26,8 @@ pub struct Pager {
     /// How it waits.
     pub(crate) pace: Pace,
     pub(crate) fault_threads: FaultThreads,
+    /// Messages were read, and there were no more.
+    pub(crate) drained: bool,
     /// A fault that waited for long was told of.
     pub(crate) reported: bool,
 }

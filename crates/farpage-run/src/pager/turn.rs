@@ -29,7 +29,8 @@ impl Pager {
         if !put_off {
             self.adoption.adopt_news(&mut self.cx);
         }
-        let got = self.read_messages();
+        // What was read last was all that there was, and poll says if there is more.
+        let got = if self.is_drained() { 0 } else { self.read_messages() };
         if !self.cx.changes.order.is_settled() {
             self.adoption.settle(&mut self.cx);
             if self.cx.changes.order.waits() {
