@@ -57,15 +57,24 @@ impl Adoption {
         self.advise_adopted(cx);
     }
 
+    /// Whether there is something for [`Adoption::adopt_news`]. The pager asks in each turn.
+    pub(crate) fn has_news(&mut self, cx: &Cx) -> bool {
+        let heard = &cx.e.discovery;
+        let own = !self.news.is_empty() || !self.unadvised.is_empty();
+        let any =
+            heard.charges.drain() > 0 || own || heard.notes.peek().is_some() || !lock(&heard.candidates).is_empty();
+        if !any {
+            self.put_off_since = None;
+        }
+        any
+    }
+
     /// Whether news wait for another turn. What is looked at while a change is pending has to be looked at again, and
     /// each message after that is waited for ([`Changes::add_fresh`](crate::pager::changes::Changes::add_fresh)).
     /// Mostly none is pending once those on the queue are read and their threads have run; where a thousand threads
     /// start and end, one always is.
     pub(crate) fn puts_off_news(&mut self, cx: &mut Cx) -> bool {
-        let e = cx.e;
-        let are_there =
-            || e.discovery.notes.peek().is_some() || !self.news.is_empty() || !lock(&e.discovery.candidates).is_empty();
-        if !cx.changes.order.is_settled() || !are_there() || !cx.changing() {
+        if !cx.changes.order.is_settled() || !cx.changing() {
             self.put_off_since = None;
             return false;
         }

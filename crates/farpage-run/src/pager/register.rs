@@ -51,7 +51,7 @@ pub(crate) struct Adoption {
     /// Registered ranges whose present pages are not on the lists yet.
     pub(crate) scans: Scans,
     /// Ranges (bytes) that were registered and still may have huge pages; empty in between.
-    unadvised: Vec<(usize, usize)>,
+    pub(super) unadvised: Vec<(usize, usize)>,
     /// Runs of the shared zero page that a scan found; empty in between.
     zeros: Vec<(Vpn, Vpn)>,
     /// Mappings heard of; empty in between.

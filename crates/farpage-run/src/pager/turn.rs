@@ -25,8 +25,9 @@ impl Pager {
             self.cx.e.keep_up(PAGER);
             self.cx.e.decompressor.wake();
         }
-        let put_off = self.adoption.puts_off_news(&mut self.cx);
-        if !put_off {
+        let news = self.adoption.has_news(&self.cx);
+        let put_off = news && self.adoption.puts_off_news(&mut self.cx);
+        if news && !put_off {
             self.adoption.adopt_news(&mut self.cx);
         }
         // What was read last was all that there was, and poll says if there is more.

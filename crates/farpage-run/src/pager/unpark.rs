@@ -9,7 +9,7 @@ use crate::pager::cx::Cx;
 use crate::shared::page_table::leaf_end;
 use farpage_base::mem::lock::lock;
 use farpage_base::mem::units::{USER_END, Vpn};
-use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
 /// For how long it is tried where nothing can come in.
@@ -25,7 +25,8 @@ pub(crate) struct Unpark(Option<(Vpn, Instant)>);
 impl Unpark {
     /// A step; whether there was anything to do.
     pub(crate) fn step(&mut self, cx: &mut Cx) -> bool {
-        if cx.e.wakeups.unparks.swap(false, SeqCst) {
+        let unparks = &cx.e.wakeups.unparks;
+        if unparks.load(Relaxed) && unparks.swap(false, SeqCst) {
             self.0 = Some((Vpn::default(), Instant::now()));
         }
         let Some((from, since)) = self.0 else { return false };

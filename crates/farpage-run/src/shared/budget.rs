@@ -27,6 +27,8 @@ pub struct Budget {
     overshoot_margin: AtomicI64,
     /// It stays as it is.
     margin_is_held: bool,
+    /// What follows from these: [`Budget::headroom`]. Each fault asks for it several times.
+    headroom: AtomicI64,
     /// Last sample minus `grown` at that time.
     base: AtomicI64,
     grown: AtomicI64,
@@ -49,11 +51,12 @@ const HEADROOM_MIN: i64 = 64;
 impl Budget {
     /// A budget of `promised` pages.
     pub fn new(promised: u64) -> Budget {
-        Budget {
+        let budget = Budget {
             share: Mutex::new(()),
             promised: AtomicI64::new(promised as i64),
             claimed: AtomicI64::new(promised as i64),
             whole: AtomicI64::new(promised as i64),
+            headroom: AtomicI64::new(0),
             overshoot_margin: AtomicI64::new(0),
             margin_is_held: false,
             base: AtomicI64::new(0),
@@ -63,7 +66,9 @@ impl Budget {
             stuck: AtomicI64::new(0),
             shared: AtomicI64::new(0),
             common: AtomicI64::new(0),
-        }
+        };
+        budget.work_out_headroom();
+        budget
     }
 
     /// Resident pages from which on memory is managed: near enough to the budget to leave smaller programs alone, far
@@ -96,11 +101,14 @@ impl Budget {
     pub fn promise(&self, pages: i64) {
         self.promised.store(pages, Relaxed);
         self.claimed.fetch_max(pages, Relaxed);
+        self.work_out_headroom();
     }
 
     /// The tree may have as much.
     pub fn whole_is(&self, pages: i64) {
-        self.whole.store(pages, Relaxed);
+        if self.whole.swap(pages, Relaxed) != pages {
+            self.work_out_headroom();
+        }
     }
 
     /// As much is claimed in the tree.
@@ -178,12 +186,16 @@ impl Budget {
     /// limit at which background reclaim starts. Processes of a tree seldom outgrow their parts in the same moment:
     /// together, n equal ones keep the root of n times as much as one with the whole budget would.
     pub fn headroom(&self) -> i64 {
+        self.headroom.load(Relaxed)
+    }
+
+    fn work_out_headroom(&self) {
         // A small budget is outrun by a larger part of it: a program can fill some MiB before a thread looks.
         let of = |pages: i64| (pages / 64).clamp((pages / 16).min(256), 2048).max(pages / 128);
         let promised = self.promised();
         let whole = self.whole.load(Relaxed).max(promised).max(1);
         let part = of(whole) as f64 * (promised as f64 / whole as f64).sqrt();
-        (part as i64).min(of(promised)).max(HEADROOM_MIN.min(promised / 16))
+        self.headroom.store((part as i64).min(of(promised)).max(HEADROOM_MIN.min(promised / 16)), Relaxed);
     }
 
     /// Value of the growth counter, to be read *before* a sample is taken.
