@@ -437,10 +437,10 @@ impl Link {
 
     /// Takes an opening as far as it goes without waiting.
     fn open_step(&self, opening: &mut OpeningSocket) -> Result<Option<Wire>, Failed> {
-        let result = opening.step(&self.endpoint, self.greeting.as_ref(), self.deadline);
+        let result = opening.step(&self.endpoint, self.greeting.as_ref());
         match result {
             Ok(true) => {}
-            Ok(false) if now_ms() < opening.until_ms => return Ok(None),
+            Ok(false) if !opening.is_silent(self.deadline) => return Ok(None),
             Ok(false) => {
                 opening.socket = None;
                 return Err(Failed::Broken(Broken::Silent));

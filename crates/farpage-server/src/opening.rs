@@ -2,6 +2,7 @@
 //!
 //! Owner: [`crate::link`]. No locks.
 
+use crate::silence::Silence;
 use crate::wire::Broken;
 use farpage_base::sys::clock::now_ms;
 use farpage_ipc::conf::address::Endpoint;
@@ -53,14 +54,21 @@ pub(crate) struct OpeningSocket {
     /// The greeting was sent.
     greeted: bool,
     began_ms: i64,
-    pub(crate) until_ms: i64,
+    silence: Silence,
     got: [u8; GREETING_MAX],
     len: usize,
 }
 
 impl OpeningSocket {
     pub(crate) fn none() -> OpeningSocket {
-        OpeningSocket { socket: None, greeted: false, began_ms: 0, until_ms: 0, got: [0; GREETING_MAX], len: 0 }
+        OpeningSocket {
+            socket: None,
+            greeted: false,
+            began_ms: 0,
+            silence: Silence::default(),
+            got: [0; GREETING_MAX],
+            len: 0,
+        }
     }
 }
 
@@ -71,11 +79,11 @@ impl OpeningSocket {
     }
 
     /// As far as it goes without waiting: whether the server has welcomed us.
-    pub(crate) fn step(&mut self, to: &Endpoint, greeting: &dyn Greeting, deadline: Duration) -> Result<bool, Failed> {
+    pub(crate) fn step(&mut self, to: &Endpoint, greeting: &dyn Greeting) -> Result<bool, Failed> {
         let failed = |errno| Failed::Broken(Broken::Io(errno));
         if self.socket.is_none() {
             self.began_ms = now_ms();
-            self.until_ms = self.began_ms + deadline.as_millis() as i64;
+            self.silence.begin(self.began_ms);
             (self.greeted, self.len) = (false, 0);
             self.socket = Some(connect(to).map_err(failed)?);
         }
@@ -93,7 +101,8 @@ impl OpeningSocket {
                 return Err(Failed::Broken(Broken::Silent)); // Some hundred bytes to a new socket.
             }
             // From now on it may take its time: a thread may have looked late whether the socket is open.
-            (self.greeted, self.until_ms) = (true, now_ms() + deadline.as_millis() as i64);
+            self.greeted = true;
+            self.silence.begin(now_ms());
         }
         loop {
             match greeting.answer(&self.got[..self.len]) {
@@ -113,6 +122,11 @@ impl OpeningSocket {
                 Err(errno) => return Err(failed(errno)),
             }
         }
+    }
+
+    /// Whether nothing has come of it for longer than the deadline.
+    pub(crate) fn is_silent(&mut self, deadline: Duration) -> bool {
+        self.silence.is_over(now_ms(), deadline)
     }
 
     /// Waits until there is something to do, so long at most.
@@ -174,9 +188,9 @@ mod tests {
         let began_ms = now_ms() - 90_000;
         let mut opening = OpeningSocket { socket: Some(ours.into()), began_ms, ..OpeningSocket::none() };
         let to = Endpoint::Unix("/nowhere".into());
-        assert_eq!(opening.step(&to, &Hello, Duration::from_secs(60)), Ok(false));
-        assert!(opening.until_ms > now_ms(), "it has just been asked");
+        assert_eq!(opening.step(&to, &Hello), Ok(false));
+        assert!(!opening.is_silent(Duration::from_secs(60)), "it has just been asked");
         std::io::Write::write_all(&mut &theirs, b"x").unwrap();
-        assert_eq!(opening.step(&to, &Hello, Duration::from_secs(60)), Ok(true));
+        assert_eq!(opening.step(&to, &Hello), Ok(true));
     }
 }

@@ -5,6 +5,7 @@
 //!
 //! Owner: [`crate::link`], which lends it to one thread at a time. No locks.
 
+use crate::silence::LOOKS;
 use farpage_base::sys::clock::now_ms;
 use farpage_base::sys::raw::{nr, syscall};
 use libc::iovec;
@@ -50,11 +51,11 @@ pub struct Wire {
 }
 
 impl Wire {
-    /// Takes over a connected socket; from now on it blocks, for `deadline` at most.
+    /// Takes over a connected socket; from now on it blocks until the server has said nothing for `deadline`.
     pub(crate) fn new(fd: OwnedFd, deadline: Duration) -> Result<Wire, Broken> {
         use rustix::net::sockopt::{Timeout, set_socket_timeout};
         let stat = rustix::fs::fstat(&fd).map_err(Broken::Io)?;
-        let ready = [Timeout::Recv, Timeout::Send].map(|which| set_socket_timeout(&fd, which, Some(deadline)));
+        let ready = [Timeout::Recv, Timeout::Send].map(|which| set_socket_timeout(&fd, which, Some(deadline / LOOKS)));
         ready.into_iter().collect::<Result<(), Errno>>().map_err(Broken::Io)?;
         let flags = rustix::fs::fcntl_getfl(&fd).map_err(Broken::Io)?;
         rustix::fs::fcntl_setfl(&fd, flags - rustix::fs::OFlags::NONBLOCK).map_err(Broken::Io)?;
@@ -154,6 +155,7 @@ impl Wire {
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         message.msg_iov = vectors.as_mut_ptr();
         message.msg_iovlen = vectors.len().min(PARTS_MAX);
+        let mut looks = 1;
         loop {
             let waits = wait && now_ms() <= self.until_ms;
             let flags = NOSIGNAL | if waits { 0 } else { DONTWAIT };
@@ -164,6 +166,11 @@ impl Wire {
                 // A signal of the program's.
                 Err(Errno::INTR) => continue,
                 Err(Errno::AGAIN) if !wait => Ok(None),
+                // A process that stood still, perhaps together with the server, has waited once.
+                Err(Errno::AGAIN) if waits && looks < LOOKS => {
+                    looks += 1;
+                    continue;
+                }
                 Err(Errno::AGAIN) => Err(Broken::Silent),
                 Err(Errno::PIPE | Errno::CONNRESET) => Err(Broken::Closed),
                 Err(errno) => Err(Broken::Io(errno)),
