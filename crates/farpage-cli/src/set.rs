@@ -10,7 +10,7 @@ use farpage::PAGE_SIZE;
 use farpage_ipc::tree::{Member, MemberKind, UNLIMITED};
 use std::process::ExitCode;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Lifts a budget.
 const NO_BUDGET: &str = "max";
@@ -53,14 +53,17 @@ pub fn main(args: &SetArgs) -> Result<ExitCode> {
     Ok(if is_within { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Waits until a number has fallen to `to`, or has not fallen for as long as `patience`; the least that it was.
+/// Waits until a number has fallen to `to`, or has not fallen for as long as `patience`; the least that it was. Looks
+/// are counted: a machine that stood still has waited for one.
 pub fn falls(to: u64, patience: Duration, number: impl Fn() -> u64) -> u64 {
-    let (mut least, mut since) = (number(), Instant::now());
-    while least > to && since.elapsed() <= patience {
+    let most = patience.as_nanos().div_ceil(LOOK.as_nanos());
+    let (mut least, mut looks) = (number(), 0);
+    while least > to && looks <= most {
         std::thread::sleep(LOOK);
+        looks += 1;
         let now = number();
         if now < least {
-            (least, since) = (now, Instant::now());
+            (least, looks) = (now, 0);
         }
     }
     least
