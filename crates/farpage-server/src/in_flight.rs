@@ -5,7 +5,6 @@
 use crate::link::{AskedFor, Link};
 use crate::page_store::PageStore;
 use crate::request::{BATCH_MAX, Received, RemoteRequest, ReplyReader, Transferred, decoded, nothing_written, written};
-use crate::silence::Silence;
 use crate::wire::{Broken, Wire};
 use farpage_base::sys::clock::now_ms;
 use rustix::fd::{AsFd, BorrowedFd};
@@ -36,9 +35,6 @@ pub struct InFlight {
     asked: VecDeque<RunInFlight>,
     next_number: u64,
     broken: bool,
-    /// Since when nothing has come, and for how long that is.
-    silence: Silence,
-    silent_since_ms: i64,
 }
 
 impl InFlight {
@@ -50,8 +46,7 @@ impl InFlight {
     pub(crate) fn on(link: &Arc<Link>, replies: Box<dyn ReplyReader>) -> Option<InFlight> {
         let (wire, life) = link.open_own()?;
         let link = link.clone();
-        let (asked, silence) = (VecDeque::new(), Silence::default());
-        Some(InFlight { link, wire, life, replies, asked, next_number: 0, broken: false, silence, silent_since_ms: 0 })
+        Some(InFlight { link, wire, life, replies, asked: VecDeque::new(), next_number: 0, broken: false })
     }
 
     /// Whether it goes to the server of a store.
@@ -147,12 +142,8 @@ impl InFlight {
     /// Whether it is of use although nothing has come since `since_ms`. If that is too long, the server is out of
     /// reach.
     fn is_good(&mut self, since_ms: i64, oldest: &[RemoteRequest]) -> bool {
-        let (now, heard) = (now_ms(), self.wire.heard_ms().max(since_ms));
-        if heard != self.silent_since_ms {
-            self.silent_since_ms = heard;
-            self.silence.begin(heard);
-        }
-        let silent = self.silence.is_over(now, self.link.deadline());
+        let (now, deadline) = (now_ms(), self.link.deadline().as_millis() as i64);
+        let silent = now - self.wire.heard_ms().max(since_ms) > deadline;
         let late = silent || now - since_ms > self.link.time().as_millis() as i64;
         if late {
             self.lose(since_ms, oldest, Broken::Silent);
