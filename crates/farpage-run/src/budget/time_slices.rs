@@ -1,8 +1,8 @@
 //! Time slices: when more processes of a tree are busy than fit, some wait, so that the others get on.
 //!
 //! No division helps where the sum of what busy processes need is well above the budget: all of them read the same
-//! pages again and again. A process that reads more than [`CONTENDS`] pages a second that it had before *contends*, also
-//! if most of them come in ahead of their use: those of the others leave for them. One that only grows does not: a
+//! pages again and again. A process that reads more than [`CONTENDS`] pages a second that it had before *contends*,
+//! also if most of them come in ahead of their use: those of the others leave for them. One that only grows does not: a
 //! client that is given no more would have its server wait. Nor does one that does not fit alone: it would read as much
 //! if all others waited. Of the processes that contend, as many *hold* as fit with all that they have, in memory or
 //! swapped out, the longest waiting first. The others are held: their faults are answered, but late ([`LATE`]). So a
