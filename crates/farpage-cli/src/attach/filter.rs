@@ -29,10 +29,11 @@ const WANTED: [i64; 45] = [
     libc::SYS_fchmod, libc::SYS_fsync, libc::SYS_futex_waitv, libc::SYS_getcpu, libc::SYS_getresgid,
     libc::SYS_getresuid, libc::SYS_getrusage, libc::SYS_io_uring_enter, libc::SYS_io_uring_register,
     libc::SYS_io_uring_setup, libc::SYS_kcmp, libc::SYS_mincore, libc::SYS_mremap, libc::SYS_perf_event_open,
-    libc::SYS_pidfd_getfd, libc::SYS_pidfd_open, libc::SYS_process_madvise, libc::SYS_process_vm_readv, libc::SYS_process_vm_writev,
-    libc::SYS_readv, libc::SYS_recvmsg, libc::SYS_sched_getattr, libc::SYS_sched_setaffinity, libc::SYS_sched_setattr,
-    libc::SYS_sendmsg, libc::SYS_setgroups, libc::SYS_setresgid, libc::SYS_setresuid, libc::SYS_socket,
-    libc::SYS_socketpair, libc::SYS_statx, libc::SYS_unlinkat, libc::SYS_userfaultfd, libc::SYS_writev,
+    libc::SYS_pidfd_getfd, libc::SYS_pidfd_open, libc::SYS_process_madvise, libc::SYS_process_vm_readv,
+    libc::SYS_process_vm_writev, libc::SYS_readv, libc::SYS_recvmsg, libc::SYS_sched_getattr,
+    libc::SYS_sched_setaffinity, libc::SYS_sched_setattr, libc::SYS_sendmsg, libc::SYS_setgroups, libc::SYS_setresgid,
+    libc::SYS_setresuid, libc::SYS_socket, libc::SYS_socketpair, libc::SYS_statx, libc::SYS_unlinkat,
+    libc::SYS_userfaultfd, libc::SYS_writev,
 ];
 
 /// A filter, as the kernel has it.
