@@ -141,6 +141,19 @@ class Redis(Situation):
         self.wait_until("both are said", lambda: "is back" in keeper.errors)
         self.assertEqual(len(re.findall("is out of reach: ", keeper.errors)), 1, keeper.errors)
 
+    def test_a_machine_that_stands_still_loses_nothing(self):
+        """As a virtual machine that is paused: more time goes by than a server may be away, and none has seen it."""
+        self.start()
+        keeper = Keeper(self, "--swap", f"{self.spec},timeout=2s")
+        keeper.tell("check")
+        for pid in (self.server.pid, keeper.program, keeper.process.pid):
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(4)
+        for pid in (keeper.process.pid, keeper.program, self.server.pid):
+            os.kill(pid, signal.SIGCONT)
+        self.assertEqual(keeper.hear(), (PAGES, 0, 0))
+        self.assertEqual(keeper.errors, "")
+
     def test_a_server_that_is_restarted_with_its_data_goes_on(self):
         self.start()
         keeper = Keeper(self, "--swap", self.spec)

@@ -6,7 +6,7 @@ use crate::link::{AskedFor, Link};
 use crate::page_store::PageStore;
 use crate::request::{BATCH_MAX, Received, RemoteRequest, ReplyReader, Transferred, decoded, nothing_written, written};
 use crate::wire::{Broken, Wire};
-use farpage_base::sys::clock::now_ms;
+use farpage_base::sys::clock::watched_ms;
 use rustix::fd::{AsFd, BorrowedFd};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -60,7 +60,7 @@ impl InFlight {
     /// Memory and its list stay where they are until [`InFlight::take_ended`] has named the run, or this value is
     /// dropped; nothing else looks at the memory.
     pub unsafe fn send(&mut self, store: &Arc<dyn PageStore>, runs: &[(RemoteRequest, (u32, usize))]) {
-        let (since_ms, mut requests) = (now_ms(), [RemoteRequest::NONE; BATCH_MAX]);
+        let (since_ms, mut requests) = (watched_ms(), [RemoteRequest::NONE; BATCH_MAX]);
         for ((request, tag), place) in runs.iter().zip(&mut requests) {
             *place = RemoteRequest { number: self.next_number, together: runs.len(), ..*request };
             self.asked.push_back(RunInFlight { request: *place, store: store.clone(), tag: *tag, since_ms });
@@ -142,7 +142,7 @@ impl InFlight {
     /// Whether it is of use although nothing has come since `since_ms`. If that is too long, the server is out of
     /// reach.
     fn is_good(&mut self, since_ms: i64, oldest: &[RemoteRequest]) -> bool {
-        let (now, deadline) = (now_ms(), self.link.deadline().as_millis() as i64);
+        let (now, deadline) = (watched_ms(), self.link.deadline().as_millis() as i64);
         let silent = now - self.wire.heard_ms().max(since_ms) > deadline;
         let late = silent || now - since_ms > self.link.time().as_millis() as i64;
         if late {

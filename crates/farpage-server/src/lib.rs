@@ -30,7 +30,6 @@ pub mod opening;
 pub mod page_store;
 pub mod redis;
 pub mod request;
-mod silence;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 #[cfg(test)]

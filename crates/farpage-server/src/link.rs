@@ -30,7 +30,7 @@ pub use crate::condition::AskedFor;
 use crate::condition::Condition;
 use crate::opening::{Failed, Greeting, OpeningSocket, sleep};
 use crate::wire::{Broken, PATIENCE, Wire};
-use farpage_base::sys::clock::now_ms;
+use farpage_base::sys::clock::watched_ms;
 use farpage_base::sys::mutex::{Guard, Mutex};
 use farpage_base::sys::raw::gettid;
 use farpage_base::sys::table::Table;
@@ -185,7 +185,7 @@ impl Link {
 
     /// From now on the pages on it are lost, and this is why.
     pub fn lose_all(&self, why: &'static str) {
-        self.broke(self.life.load(Acquire), now_ms(), AskedFor::Other, Failed::Another(why));
+        self.broke(self.life.load(Acquire), watched_ms(), AskedFor::Other, Failed::Another(why));
     }
 
     /// Another one to the same server, without connections.
@@ -207,7 +207,7 @@ impl Link {
     /// Whether the server is in reach; takes a step to get there. Does not wait.
     pub fn reach(&self) -> InReach {
         if !self.is_up() {
-            if self.condition.lock().is_due(now_ms()) {
+            if self.condition.lock().is_due(watched_ms()) {
                 self.step();
             }
             self.change(Condition::tell);
@@ -239,12 +239,12 @@ impl Link {
                     continue;
                 }
             }
-            let (life, mut begun) = (self.life.load(Acquire), now_ms());
+            let (life, mut begun) = (self.life.load(Acquire), watched_ms());
             let failed = match self.wire_of(self.side(), false) {
                 Ok(mut place) => {
                     let Some(opened) = place.as_mut() else { continue };
                     // Other threads may have had it.
-                    begun = now_ms();
+                    begun = watched_ms();
                     opened.wire.begin(self.time());
                     match act(&mut opened.wire) {
                         Ok(result) => {
@@ -414,7 +414,7 @@ impl Link {
                 self.change(Condition::welcomed);
             }
             Err(failed) => {
-                self.change(|condition| condition.failed(now_ms(), begun, AskedFor::Other, failed, self.timeout));
+                self.change(|condition| condition.failed(watched_ms(), begun, AskedFor::Other, failed, self.timeout));
             }
         }
     }
@@ -456,7 +456,7 @@ impl Link {
 
     /// For how long an exchange that begins now may take.
     pub(crate) fn time(&self) -> Duration {
-        let (most, now) = (self.deadline * PATIENCE, now_ms());
+        let (most, now) = (self.deadline * PATIENCE, watched_ms());
         let left = self.condition.lock().left(now, self.timeout);
         left.map_or(most, |left| most.min(Duration::from_millis(left.max(0) as u64)).max(self.deadline))
     }
@@ -469,7 +469,7 @@ impl Link {
                 return false; // Another thread was first.
             }
             self.life.store(life.wrapping_add(1), Release);
-            condition.failed(now_ms(), begun, about, failed, self.timeout)
+            condition.failed(watched_ms(), begun, about, failed, self.timeout)
         })
     }
 
@@ -486,7 +486,7 @@ impl Link {
         }
         self.change(|condition| {
             if self.life.load(Acquire) == life {
-                condition.answered(now_ms(), about);
+                condition.answered(watched_ms(), about);
             }
         });
     }

@@ -2,9 +2,8 @@
 //!
 //! Owner: [`crate::link`]. No locks.
 
-use crate::silence::Silence;
 use crate::wire::Broken;
-use farpage_base::sys::clock::now_ms;
+use farpage_base::sys::clock::watched_ms;
 use farpage_ipc::conf::address::Endpoint;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, OwnedFd};
@@ -54,36 +53,30 @@ pub(crate) struct OpeningSocket {
     /// The greeting was sent.
     greeted: bool,
     began_ms: i64,
-    silence: Silence,
+    /// Since when something is waited for.
+    waits_ms: i64,
     got: [u8; GREETING_MAX],
     len: usize,
 }
 
 impl OpeningSocket {
     pub(crate) fn none() -> OpeningSocket {
-        OpeningSocket {
-            socket: None,
-            greeted: false,
-            began_ms: 0,
-            silence: Silence::default(),
-            got: [0; GREETING_MAX],
-            len: 0,
-        }
+        OpeningSocket { socket: None, greeted: false, began_ms: 0, waits_ms: 0, got: [0; GREETING_MAX], len: 0 }
     }
 }
 
 impl OpeningSocket {
     /// When the present try began, or one that begins now.
     pub(crate) fn began_ms(&self) -> i64 {
-        if self.socket.is_some() { self.began_ms } else { now_ms() }
+        if self.socket.is_some() { self.began_ms } else { watched_ms() }
     }
 
     /// As far as it goes without waiting: whether the server has welcomed us.
     pub(crate) fn step(&mut self, to: &Endpoint, greeting: &dyn Greeting) -> Result<bool, Failed> {
         let failed = |errno| Failed::Broken(Broken::Io(errno));
         if self.socket.is_none() {
-            self.began_ms = now_ms();
-            self.silence.begin(self.began_ms);
+            self.began_ms = watched_ms();
+            self.waits_ms = self.began_ms;
             (self.greeted, self.len) = (false, 0);
             self.socket = Some(connect(to).map_err(failed)?);
         }
@@ -102,7 +95,7 @@ impl OpeningSocket {
             }
             // From now on it may take its time: a thread may have looked late whether the socket is open.
             self.greeted = true;
-            self.silence.begin(now_ms());
+            self.waits_ms = watched_ms();
         }
         loop {
             match greeting.answer(&self.got[..self.len]) {
@@ -125,8 +118,8 @@ impl OpeningSocket {
     }
 
     /// Whether nothing has come of it for longer than the deadline.
-    pub(crate) fn is_silent(&mut self, deadline: Duration) -> bool {
-        self.silence.is_over(now_ms(), deadline)
+    pub(crate) fn is_silent(&self, deadline: Duration) -> bool {
+        watched_ms() - self.waits_ms >= deadline.as_millis() as i64
     }
 
     /// Waits until there is something to do, so long at most.
@@ -185,7 +178,7 @@ mod tests {
     fn the_time_for_an_answer_begins_when_it_was_asked_for() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         ours.set_nonblocking(true).unwrap();
-        let began_ms = now_ms() - 90_000;
+        let began_ms = watched_ms() - 90_000;
         let mut opening = OpeningSocket { socket: Some(ours.into()), began_ms, ..OpeningSocket::none() };
         let to = Endpoint::Unix("/nowhere".into());
         assert_eq!(opening.step(&to, &Hello), Ok(false));

@@ -5,7 +5,7 @@ use crate::link::{AskedFor, InReach, Link, Patience, Unreachable};
 use crate::nbd::NbdReplies;
 use crate::opening::{Answer, Greeting};
 use crate::wire::{Broken, Wire};
-use farpage_base::sys::clock::now_ms;
+use farpage_base::sys::clock::watched_ms;
 use farpage_ipc::conf::address::Endpoint;
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -143,7 +143,7 @@ fn what_is_in_flight_has_a_time_in_which_it_must_be_over() {
     let open = || InFlight::on(&link, Box::new(NbdReplies::default())).unwrap();
     let mut own = open();
     assert!(own.is_of_use());
-    assert!(own.waits_since(now_ms() - 18_000) && !own.waits_since(now_ms() - 22_000) && !link.is_up());
+    assert!(own.waits_since(watched_ms() - 18_000) && !own.waits_since(watched_ms() - 22_000) && !link.is_up());
     assert!(!own.is_of_use());
     while link.reach() != InReach::Up {}
     let mut own = open();

@@ -5,8 +5,7 @@
 //!
 //! Owner: [`crate::link`], which lends it to one thread at a time. No locks.
 
-use crate::silence::LOOKS;
-use farpage_base::sys::clock::now_ms;
+use farpage_base::sys::clock::watched_ms;
 use farpage_base::sys::raw::{nr, syscall};
 use libc::iovec;
 use rustix::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
@@ -33,6 +32,9 @@ pub enum Broken {
     Nonsense(&'static str),
 }
 
+/// A wait of a deadline is divided into so many: a process that stood still, perhaps together with the server, has
+/// waited once.
+const LOOKS: u32 = 4;
 /// A server may take so many deadlines for one exchange, as long as bytes keep coming.
 pub(crate) const PATIENCE: u32 = 10;
 /// Parts of one message.
@@ -59,12 +61,12 @@ impl Wire {
         ready.into_iter().collect::<Result<(), Errno>>().map_err(Broken::Io)?;
         let flags = rustix::fs::fcntl_getfl(&fd).map_err(Broken::Io)?;
         rustix::fs::fcntl_setfl(&fd, flags - rustix::fs::OFlags::NONBLOCK).map_err(Broken::Io)?;
-        Ok(Wire { fd: fd.into_raw_fd(), file: (stat.st_dev, stat.st_ino), until_ms: 0, heard_ms: now_ms() })
+        Ok(Wire { fd: fd.into_raw_fd(), file: (stat.st_dev, stat.st_ino), until_ms: 0, heard_ms: watched_ms() })
     }
 
     /// An exchange begins: it has this time from now on.
     pub fn begin(&mut self, time: Duration) {
-        self.until_ms = now_ms() + time.as_millis() as i64;
+        self.until_ms = watched_ms() + time.as_millis() as i64;
     }
 
     /// Whether the calling thread's table still has the socket under its number.
@@ -125,7 +127,7 @@ impl Wire {
             None => Ok(0),
             Some(0) => Err(Broken::Closed),
             Some(n) => {
-                self.heard_ms = now_ms();
+                self.heard_ms = watched_ms();
                 Ok(n)
             }
         }
@@ -139,7 +141,7 @@ impl Wire {
     /// As if something had come.
     #[cfg(test)]
     pub(crate) fn heard_now(&mut self) {
-        self.heard_ms = now_ms();
+        self.heard_ms = watched_ms();
     }
 
     /// One call; `None`: it would have to wait, and may not. When the time of the exchange is over, it takes what is
@@ -157,7 +159,7 @@ impl Wire {
         message.msg_iovlen = vectors.len().min(PARTS_MAX);
         let mut looks = 1;
         loop {
-            let waits = wait && now_ms() <= self.until_ms;
+            let waits = wait && watched_ms() <= self.until_ms;
             let flags = NOSIGNAL | if waits { 0 } else { DONTWAIT };
             let args = [self.fd as usize, &raw mut message as usize, flags, 0, 0, 0];
             // SAFETY: the message is alive, and so is what it names (caller's promise).
@@ -166,7 +168,6 @@ impl Wire {
                 // A signal of the program's.
                 Err(Errno::INTR) => continue,
                 Err(Errno::AGAIN) if !wait => Ok(None),
-                // A process that stood still, perhaps together with the server, has waited once.
                 Err(Errno::AGAIN) if waits && looks < LOOKS => {
                     looks += 1;
                     continue;

@@ -56,6 +56,8 @@ pub struct Fault {
     pub tid: u32,
     /// When its message was read.
     pub since: Instant,
+    /// The watched time when it could not be served at once.
+    pub put_off_ms: Option<i64>,
 }
 
 /// What all parts of the pager stand on.

@@ -7,6 +7,7 @@ use crate::budget::time_slices::LATE;
 use crate::pager::cx::{Fault, Outcome};
 use crate::pager::state::Pager;
 use farpage_base::mem::units::Vpn;
+use farpage_base::sys::clock::watched_ms;
 use farpage_base::sys::message::{fatal, warn};
 use farpage_base::sys::uffd::{MESSAGES_MAX, Message};
 use farpage_ipc::stat::Stat;
@@ -63,7 +64,7 @@ impl Pager {
                 }
                 self.cx.prefetch.concurrency.fault(tid);
                 self.cx.e.controls.decide(Controller::Crowd, self.cx.prefetch.concurrency.is_there());
-                self.cx.waiting.push(Fault { addr, write, tid, since });
+                self.cx.waiting.push(Fault { addr, write, tid, since, put_off_ms: None });
             }
             // Its thread has news. They are for the next turn: now its change is pending.
             Message::Remove { start, .. } if self.cx.e.arena.doorbell.contains(start) => {}
@@ -103,7 +104,9 @@ impl Pager {
                     self.cx.waiting.swap_remove(i);
                 }
                 Outcome::Later => {
-                    if !self.reported && fault.since.elapsed() > LONG {
+                    let now = watched_ms();
+                    let waits = now - *self.cx.waiting[i].put_off_ms.get_or_insert(now);
+                    if !self.reported && waits > LONG.as_millis() as i64 {
                         self.report(fault);
                     }
                     // The kernel refuses all others, too, until that is read: a thousand would be tried in vain.

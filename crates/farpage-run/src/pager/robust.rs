@@ -80,6 +80,6 @@ fn bring_back(cx: &mut Cx, vpn: Vpn) -> bool {
         }
     }
     let (addr, tid) = (vpn.addr(), 0);
-    cx.waiting.push(Fault { addr, write: false, tid, since: Instant::now() });
+    cx.waiting.push(Fault { addr, write: false, tid, since: Instant::now(), put_off_ms: None });
     false
 }
