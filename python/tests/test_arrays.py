@@ -1,6 +1,7 @@
 """Arrays of a pager: what numpy's own can do, at several times the budget, with right bytes."""
 
 import copy
+import inspect
 import io
 import multiprocessing
 import os
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import unittest
 
 import numpy as np
@@ -77,6 +79,7 @@ class Making(unittest.TestCase):
                       lambda: farpage.Pager("16M", readahead=-1), lambda: self.pager.empty(3, object),
                       lambda: self.pager.empty(-1), lambda: farpage.Pager("1M"),
                       lambda: farpage.Pager("wide"), lambda: farpage.Pager("16M", "tape:/dev/null"),
+                      lambda: farpage.Pager("16M", fault="threads"), lambda: self.pager.from_file("/", mode="w+"),
                       lambda: self.pager.prefetch(np.ones(3)), lambda: self.pager.advise(self.pager.empty(3), "soon"),
                       lambda: setattr(self.pager, "ram", 1)]:
             with self.assertRaises(farpage.InvalidError) as refusal:
@@ -97,11 +100,117 @@ class Making(unittest.TestCase):
         generous = farpage.Pager("16M", ["zram,size=32M"], overcommit=True)
         self.assertEqual(generous.zeros(100 * MIB, "u1")[:: 4096].sum(), 0)
 
+    def test_the_others_are_numpys_too(self):
+        source = np.arange(24, dtype="i4").reshape(2, 3, 4)
+        for made in [self.pager.ones, np.ones]:
+            self.assertEqual(made((2, 3), "i2", "F").strides, (2, 4))
+        np.testing.assert_array_equal(self.pager.ones((2, 3)), np.ones((2, 3)))
+        for prototype in [source, source.T, source.transpose(1, 0, 2), source[::-1, ::2], np.float32(3), [1, 2]]:
+            for order in "KACF":
+                for shape in [None, (4, 3, 2), 5]:
+                    got = self.pager.zeros_like(prototype, None, order, shape)
+                    want = np.zeros_like(prototype, None, order, shape=shape)
+                    self.assertEqual((got.shape, got.dtype, got.strides), (want.shape, want.dtype, want.strides))
+                    self.assertEqual(got.tobytes(), want.tobytes())
+            np.testing.assert_array_equal(self.pager.full_like(prototype, 2.7), np.full_like(prototype, 2.7))
+        self.assertEqual(self.pager.empty_like(source, "f4").dtype, "f4")
+
+    def test_arange(self):
+        for numbers in [(10,), (0,), (2, 5), (5, 2), (0, 1, .1), (5, 0, -1), (10, 0, -.7), (np.float32(3),), (True,),
+                        (2**63, 2**63 + 3), (0, 1e6, .37)]:
+            for kind in [None, "f4", "f2", "i1", "u8", "c16"]:
+                with np.errstate(all="ignore"):
+                    try:
+                        want = np.arange(*numbers, dtype=kind)
+                    except (OverflowError, ValueError) as why:
+                        with self.assertRaises(type(why)):
+                            self.pager.arange(*numbers, dtype=kind)
+                        continue
+                    got = self.pager.arange(*numbers, dtype=kind)
+                self.assertEqual((got.dtype, got.tobytes()), (want.dtype, want.tobytes()), (numbers, kind))
+        days = self.pager.arange("2020-01", "2020-05", dtype="M8[D]")
+        np.testing.assert_array_equal(days, np.arange("2020-01", "2020-05", dtype="M8[D]"))
+        for wrong in [self.pager.arange, np.arange]:
+            with self.assertRaises(ZeroDivisionError):
+                wrong(1, 5, 0)
+
+    def test_asarray_copies_what_is_not_there_yet(self):
+        there = self.pager.ones((3, 4))
+        self.assertIs(self.pager.asarray(there), there)
+        self.assertTrue(np.shares_memory(self.pager.asarray(there[1:]), there))
+        for other in [np.ones((3, 4)), farpage.Pager("16M").ones((3, 4)), [[1.0] * 4] * 3]:
+            got = self.pager.asarray(other)
+            self.pager.prefetch(got)
+            np.testing.assert_array_equal(got, there)
+            self.assertFalse(np.shares_memory(got, np.asarray(other)))
+        self.assertEqual(self.pager.asarray(there, "f4").dtype, "f4")
+        self.assertTrue(self.pager.asarray(there, order="F").flags.f_contiguous)
+
     def test_sizes_are_read_as_on_the_command_line(self):
         sizes = [("4M", 4 * MIB), ("5.5m", 5.5 * MIB), ("6MiB", 6 * MIB), ("8MB", 8_000_000), (7 * MIB, 7 * MIB)]
         for text, size in sizes:
             self.pager.ram = text
             self.assertEqual(self.pager.ram, size)
+
+
+class Closing(unittest.TestCase):
+    def test_the_end_of_a_block_closes_and_arrays_stay(self):
+        with farpage.Pager("8M") as pager:
+            array, copy = numbers(pager, 24)
+        self.assertTrue(pager.closed)
+        self.assertEqual(repr(pager), "<farpage.Pager: closed>")
+        array += 1
+        np.testing.assert_array_equal(array, copy + 1)
+        pager.prefetch(array[:2])
+        with pager.pin(array[:2]):
+            pager.close()  # once more
+        for refused in [lambda: pager.empty(3), lambda: pager.stats(), lambda: setattr(pager, "ram", "9M"),
+                        lambda: pager.arrays().__enter__(), lambda: pager.__enter__(), lambda: pager.capacity()]:
+            with self.assertRaisesRegex(farpage.InvalidError, "this pager is closed"):
+                refused()
+
+    def test_what_a_pager_has_goes_with_its_last_array(self):
+        code = """if True:
+            import farpage
+            from farpage._memory import is_used
+            assert not is_used()
+            pager = farpage.Pager("16M")
+            pager.close()
+            assert not is_used()
+            with farpage.Pager("16M") as pager:
+                a = pager.ones(1 << 20)
+            assert is_used() and a.sum() == 1 << 20
+            del a
+            assert not is_used()
+            import numpy
+            with farpage.arrays("16M"):
+                a = numpy.ones(1 << 20)
+            assert is_used() and a.sum() == 1 << 20
+            farpage.default_pager().close()
+            assert farpage.ones(3).sum() == 3
+        """
+        subprocess.run([sys.executable, "-c", code], check=True)
+
+    def test_a_pager_is_closed_while_threads_make_arrays(self):
+        pager = farpage.Pager("16M")
+        wrong = []
+
+        def work():
+            try:
+                while True:
+                    if pager.ones(10_000).sum() != 10_000 or pager.stats().budget_bytes != 16 * MIB:
+                        wrong.append("a value")
+            except farpage.InvalidError as why:
+                if "closed" not in str(why):
+                    wrong.append(why)
+
+        threads = [threading.Thread(target=work) for _ in range(3)]
+        [t.start() for t in threads]
+        while pager.stats().swpin_zero < 500:
+            time.sleep(0.01)
+        pager.close()
+        [t.join() for t in threads]
+        self.assertEqual(wrong, [])
 
 
 class Large(unittest.TestCase):
@@ -126,7 +235,7 @@ class Holding(Large):
         self.copy += 1
         self.copy[::3] *= 2
         self.right()
-        self.assertIn("MiB of 8.0 MiB", str(self.pager.stats()))
+        self.assertIn("MiB of 8.0 MiB\n", repr(self.pager.stats()))
         self.assertIn("<table>", self.pager.stats()._repr_html_())
 
     def test_memory_goes_with_the_last_view(self):
@@ -288,6 +397,92 @@ class Files(unittest.TestCase):
         with self.assertRaisesRegex(farpage.InvalidError, "has 24000000 bytes from 0 on, the array needs 24000080"):
             self.pager.from_file(self.path("raw"), "f8", 3_000_010)
 
+    def test_changes_come_into_the_file(self):
+        self.copy.tofile(self.path("raw"))
+        got = self.pager.from_file(self.path("raw"), "f8", (299, 10_000), offset=80, mode="r+")
+        file = lambda: np.fromfile(self.path("raw"))[10:-9_990].reshape(299, 10_000)
+        rest = lambda: np.fromfile(self.path("raw"))[[*range(10), *range(-9_990, 0)]]
+        before, ends = file(), rest()
+        self.assertIsInstance(got, farpage.FileArray)
+        got[7] += 1
+        np.testing.assert_array_equal(file(), before)
+        got[3:9].flush()
+        np.testing.assert_array_equal(file(), got)
+        times = os.stat(self.path("raw")).st_mtime_ns
+        got.flush()
+        self.assertEqual(os.stat(self.path("raw")).st_mtime_ns, times, "nothing has changed")
+        self.assertIs(type(got + 1), np.ndarray)
+        self.assertIs(type(got.sum()), np.float64)
+        self.assertIs(type(np.add(got, 1, out=got)), farpage.FileArray)
+        with self.assertRaisesRegex(farpage.InvalidError, "is a copy"):
+            got.copy().flush()
+        want = np.array(got)
+        pid = os.fork()
+        if pid == 0:  # has a copy, and cannot write the file
+            try:
+                got[:] = 0
+                got.flush()
+            except farpage.UnavailableError:
+                del got
+                os._exit(0)
+            os._exit(1)
+        self.assertEqual(os.waitpid(pid, 0)[1], 0)
+        part = got[5]
+        del got
+        self.assertFalse(np.array_equal(file(), want))
+        del part
+        np.testing.assert_array_equal(file(), want)
+        np.testing.assert_array_equal(rest(), ends)
+
+    def test_closing_and_leaving_write_changes(self):
+        self.copy.tofile(self.path("raw"))
+        with farpage.Pager("16M") as pager:
+            got = pager.from_file(self.path("raw"), "f8", mode="r+")
+            got[::1000] = 5
+            self.copy.ravel()[::1000] = 5
+        np.testing.assert_array_equal(np.fromfile(self.path("raw")), self.copy.ravel())
+        code = f"import farpage; a = farpage.Pager('16M').from_file({self.path('raw')!r}, 'f8', mode='r+'); a[-1] = 6"
+        subprocess.run([sys.executable, "-c", code], check=True)
+        self.assertEqual(np.fromfile(self.path("raw"))[-1], 6)
+        got[0] = 7
+        got.flush()
+        self.assertEqual(np.fromfile(self.path("raw"))[0], 7)
+
+    def test_a_file_whose_descriptor_was_closed_is_not_written_to_another(self):
+        for name in ["raw", "other"]:
+            self.copy.tofile(self.path(name))
+        code = f"""if True:
+            import farpage, os
+            a = farpage.Pager("16M").from_file({self.path("raw")!r}, "f8", mode="r+")
+            fd = farpage._memory.memory_of(a).files[0].fd
+            os.dup2(os.open({self.path("other")!r}, os.O_RDWR), fd)
+            a[:] = 0
+            try:
+                a.flush()
+            except farpage.UnavailableError:
+                os._exit(0)
+        """
+        subprocess.run([sys.executable, "-c", code], check=True)
+        for name in ["raw", "other"]:
+            np.testing.assert_array_equal(np.fromfile(self.path(name)), self.copy.ravel())
+
+    def test_a_file_that_is_only_read_is_there_at_once(self):
+        with open(self.path("raw"), "wb") as file:
+            file.truncate(1 << 40)  # nobody reads this in
+        got = self.pager.from_file(self.path("raw"), "f8", (1 << 20, 1000), 4096, mode="r")
+        self.assertEqual((got.shape, got[5, 7]), ((1 << 20, 1000), 0))
+        self.assertEqual(self.pager.stats().resident_bytes, 0)
+        self.copy.tofile(self.path("raw"))
+        got = self.pager.from_file(self.path("raw"), "f8", mode="r")
+        np.testing.assert_array_equal(got, self.copy.ravel())
+        with self.assertRaises(ValueError):
+            got[0] = 1
+        for mode in ["r", "r+", "c"]:
+            empty = self.pager.from_file(self.path("raw"), "f8", 0, mode=mode)
+            self.assertEqual((empty.shape, empty.flags.writeable), ((0,), mode != "r"))
+            with self.assertRaisesRegex(farpage.InvalidError, "the array needs 24000080"):
+                self.pager.from_file(self.path("raw"), "f8", 3_000_010, mode=mode)
+
     def test_what_is_no_array_is_refused(self):
         for content in [b"", b"text, not an array", b"\x93NUMPY\x09\x00xxxxxxxxxxxxxxxxx"]:
             with open(self.path("x.npy"), "wb") as file:
@@ -349,6 +544,11 @@ class Default(unittest.TestCase):
         self.assertEqual(int(array.sum()), 7 * 32 * MIB)
         self.assertGreater(small.stats().pswpout, 1000)
         self.assertFalse(farpage.zeros(5).any() or farpage.empty(5).any())
+        for name in ["ones", "empty_like", "zeros_like", "full_like", "asarray", "arange", "from_file", "load"]:
+            method, function = getattr(small, name), getattr(farpage, name)
+            self.assertEqual(inspect.signature(function), inspect.signature(method))
+            self.assertTrue(function.__doc__)
+        self.assertEqual(farpage.arange(3).tolist(), [0, 1, 2])
         self.assertEqual(farpage.array([1, 2]).tolist(), [1, 2])
 
 

@@ -106,8 +106,43 @@ class Limit(unittest.TestCase):
         for first, second in [("limit('64M')", "Pager('16M')"), ("Pager('16M')", "limit('64M')")]:
             done = python(f"import farpage\nx = farpage.{first}\ntry: farpage.{second}\n"
                           "except farpage.UnavailableError as why: print(why)")
-            self.assertRegex(done.stdout, "under farpage run or farpage.limit|there are pagers")
+            self.assertRegex(done.stdout, "under farpage run or farpage.limit|there are pagers.*hold them: x. ")
             self.assertEqual(done.stderr, "")
+
+
+class Faults(unittest.TestCase):
+    CODE = """if True:
+        import farpage, os, tempfile
+        import numpy as np
+        pager = farpage.Pager("8M", fault="thread")
+        copy = np.random.default_rng(1).integers(0, 1 << 60, 4 << 20)
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "raw")
+            copy.tofile(path)
+            array = pager.from_file(path, "i8", mode="r+")
+            array[::7] += 1
+            copy[::7] += 1
+            array.flush()
+            assert (np.fromfile(path, "i8") == copy).all()
+        with pager.arrays():
+            twice = array * 2
+        assert (array == copy).all() and (twice == copy * 2).all()
+        assert pager.stats().pswpout > 5000 and pager.stats().used_bytes < 9 << 20
+        pager.close()
+        assert (array == copy).all()
+    """
+
+    @unittest.skipUnless(MAY, "needs full userfaultfd")
+    def test_threads_of_the_pager_serve_them(self):
+        done = python(self.CODE)
+        self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "", ""))
+        with self.assertRaises(farpage.Error):
+            farpage.Pager("8M", fault="thread", inherit=True)
+
+    @unittest.skipIf(MAY, "is for users without userfaultfd")
+    def test_who_may_not_is_told(self):
+        with self.assertRaises(farpage.UnavailableError):
+            farpage.Pager("8M", fault="thread")
 
 
 class Run(unittest.TestCase):
@@ -141,16 +176,42 @@ class Run(unittest.TestCase):
         self.assertFalse(os.path.exists(f"/proc/{pid}"))
 
 
+def ipython():
+    """IPython's shell, if it is installed."""
+    try:
+        from IPython.core.interactiveshell import InteractiveShell
+    except ImportError:
+        return None
+    return InteractiveShell
+
+
 class Magic(unittest.TestCase):
     def test_percent_farpage(self):
-        try:
-            from IPython.core.interactiveshell import InteractiveShell
-        except ImportError:
-            self.skipTest("no IPython")
+        InteractiveShell = ipython() or self.skipTest("no IPython")
         shell = InteractiveShell.instance()
         shell.run_line_magic("load_ext", "farpage")
         farpage.set_default_pager(farpage.Pager("16M"))
         self.assertIn("of 16.0 MiB", str(shell.run_line_magic("farpage", "stat")))
+        with farpage.Pager("17M"):
+            both = shell.run_line_magic("farpage", "stat")
+            self.assertRegex(repr(both), r"(?s)pager 1\n.*of 16.0 MiB.*pager 2\n.*of 17.0 MiB")
+            self.assertEqual(both._repr_html_().count("<table>"), 2)
+        self.assertNotIn("17.0 MiB", repr(shell.run_line_magic("farpage", "stat")))
+
+    def test_what_holds_pagers_is_named(self):
+        done = python("""if True:
+            import farpage
+            from IPython.core.interactiveshell import InteractiveShell
+            shell = InteractiveShell.instance()
+            for cell in ["import farpage", "p = farpage.Pager('16M')", "p", "a = p.ones(3)", "a", "del p, a"]:
+                shell.run_cell(cell, store_history=True)
+            try: farpage.limit("64M")
+            except farpage.UnavailableError as why: print(why)
+            shell.run_line_magic("xdel", "_5")
+            shell.run_line_magic("xdel", "_3")
+            print(farpage._memory.is_used())
+        """) if ipython() else self.skipTest("no IPython")
+        self.assertRegex(done.stdout, r"(?s)These hold them: Out\[3\], Out\[5\]. .*%xdel _3 lets Out.*\nFalse\n$")
 
 
 if __name__ == "__main__":

@@ -6,11 +6,35 @@ import pathlib
 import re
 import subprocess
 import sys
+import tempfile
 import unittest
 
 import farpage
 from farpage import _library, _pager, _stats
 from farpage._library import command
+
+TYPED = """
+from typing import Any
+import farpage
+import numpy as np
+from numpy.typing import NDArray
+
+with farpage.Pager("64M", fault="signal") as pager:
+    a: NDArray[np.float32] = pager.empty((3, 4), np.float32, "F")
+    b: NDArray[np.float64] = farpage.ones(3)
+    c: NDArray[np.int8] = pager.full_like(farpage.arange(3, dtype=np.int8), 2)
+    pager.from_file("path", np.float32, mode="r+").flush()
+    pager.advise(a, "sequential")
+    d: NDArray[Any] = pager.zeros(3, "S5")
+    e, f = pager.empty(3, np.float32), farpage.asarray(a)
+    g: NDArray[np.float64] = e  # wrong
+    h: NDArray[np.int8] = f  # wrong
+    pager.advise(a, "sequental")  # wrong
+    pager.empty(3, order="Q")  # wrong
+    pager.from_file("path", mode="w+")  # wrong
+    pager.from_file("path").flush()  # wrong
+farpage.Pager("64M", fault="threads")  # wrong
+"""
 
 PYTHON = pathlib.Path(__file__).resolve().parent.parent
 
@@ -43,6 +67,18 @@ class Source(unittest.TestCase):
         done = subprocess.run([sys.executable, "-m", "mypy", "--strict", "--cache-dir=/dev/null", "-p", "farpage"],
                               capture_output=True, text=True, check=False)
         self.assertEqual(done.returncode, 0, done.stdout)
+
+    def test_type_checkers_know_what_arrays_are_of_and_which_words_there_are(self):
+        done = subprocess.run([sys.executable, "-c", "import mypy"], capture_output=True, check=False)
+        if done.returncode:
+            self.skipTest("no mypy")
+        with tempfile.TemporaryDirectory() as folder:
+            program = pathlib.Path(folder, "program.py")
+            program.write_text(TYPED)
+            done = subprocess.run([sys.executable, "-m", "mypy", "--strict", "--cache-dir=/dev/null", str(program)],
+                                  capture_output=True, text=True, check=False)
+        wrong = [n for n, line in enumerate(TYPED.splitlines(), 1) if line.endswith("# wrong")]
+        self.assertEqual([int(n) for n in re.findall(r":(\d+): error:", done.stdout)], wrong, done.stdout)
 
     def test_the_command_is_that_of_the_package(self):
         self.assertTrue(pathlib.Path(command()).is_relative_to(sys.prefix), command())

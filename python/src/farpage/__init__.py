@@ -7,8 +7,9 @@
 >>> float(a.sum())
 12000000.0
 
-``farpage.empty``, ``zeros``, ``full``, ``array``, ``from_file`` and ``load`` use a pager made when it is first needed,
-with half of the memory that is available. ``Pager.arrays`` and ``arrays`` let numpy's own arrays live in a pager.
+``farpage.empty``, ``zeros``, ``ones``, ``full``, ``empty_like`` and the like, ``array``, ``asarray``, ``arange``,
+``from_file`` and ``load`` use a pager made when it is first needed, with half of the memory that is available.
+``Pager.arrays`` and ``arrays`` let numpy's own arrays live in a pager.
 ``limit`` puts the whole interpreter under a budget, ``run`` another program.
 
 No privilege is needed for arrays; ``limit`` and ``run`` need what ``farpage run`` needs. Linux 6.8 or newer on x86-64.
@@ -17,22 +18,19 @@ No privilege is needed for arrays; ``limit`` and ``run`` need what ``farpage run
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any, Iterator, Optional, Sequence, Union
-
-import numpy as _np
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Optional, Sequence, Union
 
 from ._errors import Error, InvalidError, RoomError, UnavailableError
-from ._files import save
+from ._files import FileArray, save
 from ._pager import Pager, default_pager, set_default_pager
 from ._process import CompletedProcess, limit, run
 from ._stats import Stats
 
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike, DTypeLike, NDArray
-
     from ._errors import Size
-    from ._pager import Path, Shape
 
 try:
     __version__ = version("farpage")
@@ -40,42 +38,34 @@ except PackageNotFoundError:  # from the source tree
     __version__ = "0"
 
 
-def empty(shape: Shape, dtype: DTypeLike = float, order: str = "C") -> NDArray[Any]:
-    """A new array, as ``numpy.empty``, in the default pager. See :meth:`Pager.empty`."""
-    return default_pager().empty(shape, dtype, order)
+def _of_default(name: str) -> Callable[..., Any]:
+    """The pager's function of this name, in the default pager."""
+    method = getattr(Pager, name)
+
+    @functools.wraps(method)
+    def function(*args: Any, **options: Any) -> Any:
+        return getattr(default_pager(), name)(*args, **options)
+
+    signature = inspect.signature(method)
+    function.__name__ = function.__qualname__ = name
+    function.__module__ = __name__
+    function.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=list(signature.parameters.values())[1:]
+    )
+    return function
 
 
-def zeros(shape: Shape, dtype: DTypeLike = float, order: str = "C") -> NDArray[Any]:
-    """A new array of zeros, as ``numpy.zeros``, in the default pager."""
-    return default_pager().zeros(shape, dtype, order)
-
-
-def full(shape: Shape, fill_value: Any, dtype: Optional[DTypeLike] = None, order: str = "C") -> NDArray[Any]:
-    """A new array with one value everywhere, as ``numpy.full``, in the default pager."""
-    return default_pager().full(shape, fill_value, dtype, order)
-
-
-def array(values: ArrayLike, dtype: Optional[DTypeLike] = None, order: str = "K") -> NDArray[Any]:
-    """A copy of an array in the default pager. See :meth:`Pager.array`."""
-    return default_pager().array(values, dtype, order)
-
-
-def from_file(
-    path: Path,
-    dtype: DTypeLike = _np.uint8,
-    shape: Optional[Shape] = None,
-    offset: int = 0,
-    order: str = "C",
-    *,
-    progress: Optional[bool] = None,
-) -> NDArray[Any]:
-    """A file of plain values as an array in the default pager. See :meth:`Pager.from_file`."""
-    return default_pager().from_file(path, dtype, shape, offset, order, progress=progress)
-
-
-def load(file: Path, *, progress: Optional[bool] = None) -> Any:
-    """A ``.npy`` or ``.npz`` file in the default pager. See :meth:`Pager.load`."""
-    return default_pager().load(file, progress=progress)
+if TYPE_CHECKING:
+    _default: Pager
+    empty, zeros, ones, full = _default.empty, _default.zeros, _default.ones, _default.full
+    empty_like, zeros_like, full_like = _default.empty_like, _default.zeros_like, _default.full_like
+    array, asarray, arange = _default.array, _default.asarray, _default.arange
+    from_file, load = _default.from_file, _default.load
+else:
+    empty, zeros, ones, full = map(_of_default, ["empty", "zeros", "ones", "full"])
+    empty_like, zeros_like, full_like = map(_of_default, ["empty_like", "zeros_like", "full_like"])
+    array, asarray, arange = map(_of_default, ["array", "asarray", "arange"])
+    from_file, load = map(_of_default, ["from_file", "load"])
 
 
 @contextlib.contextmanager
@@ -107,21 +97,28 @@ def load_ipython_extension(ipython: Any) -> None:
 __all__ = [
     "CompletedProcess",
     "Error",
+    "FileArray",
     "InvalidError",
     "Pager",
     "RoomError",
     "Stats",
     "UnavailableError",
+    "arange",
     "array",
     "arrays",
+    "asarray",
     "default_pager",
     "empty",
+    "empty_like",
     "from_file",
     "full",
+    "full_like",
     "limit",
     "load",
+    "ones",
     "run",
     "save",
     "set_default_pager",
     "zeros",
+    "zeros_like",
 ]

@@ -10,6 +10,7 @@ import threading
 from typing import Any, Iterator, List, Set, Tuple
 
 from ._library import library, make
+from ._memory import Handle
 
 _SET_HANDLER = 304
 """The place of ``PyDataMem_SetHandler`` in numpy's table of functions."""
@@ -115,10 +116,10 @@ _THREADS = _Threads()
 
 
 @contextlib.contextmanager
-def handler(pager: int, min_bytes: int) -> Iterator[None]:
-    """Blocks of at least so many bytes that numpy allocates meanwhile are regions of the pager with this handle."""
+def handler(pager: Handle, min_bytes: int) -> Iterator[None]:
+    """Blocks of at least so many bytes that numpy allocates meanwhile are regions of the pager."""
     set_handler = _numpy_function(_SET_HANDLER)
-    allocator = make(library().fp_allocator_new, pager, min_bytes)
+    allocator = make(library().fp_allocator_new, pager.value, min_bytes)
     before = _numpy_function(_GET_HANDLER)()
     try:
         with _THREADS:

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import ast
+import atexit
+import contextlib
+import ctypes
 import os
 import sys
+import weakref
 import zipfile
 import zlib
-from typing import IO, TYPE_CHECKING, Any, Dict, Optional, Tuple, Union
+from typing import IO, TYPE_CHECKING, Any, Dict, Iterable, Optional, Tuple, Union
 
 import numpy as np
 
-from ._errors import InvalidError
+from ._errors import InvalidError, UnavailableError
+from ._memory import memory_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ._pager import Pager
+    from ._arrays import Arrays
 
 PIECE = 8 << 20
 """Bytes of a piece."""
+COMPARED = 1 << 20
+"""Bytes of a file that are written, or left as they are, together."""
 HEADER_MAX = 1 << 20
 """Of a .npy file, bytes."""
 
@@ -81,7 +88,7 @@ def _header(file: IO[bytes]) -> Tuple[Tuple[int, ...], bool, np.dtype[Any]]:
     raise InvalidError(f"version {version} of the .npy format is not known")
 
 
-def _read(pager: Pager, file: IO[bytes], progress: Optional[bool]) -> NDArray[Any]:
+def _read(pager: Arrays, file: IO[bytes], progress: Optional[bool]) -> NDArray[Any]:
     try:
         shape, fortran, kind = _header(file)
     except (ValueError, SyntaxError, KeyError, TypeError) as why:
@@ -92,7 +99,7 @@ def _read(pager: Pager, file: IO[bytes], progress: Optional[bool]) -> NDArray[An
     return array
 
 
-def load(pager: Pager, path: Union[str, os.PathLike[str]], progress: Optional[bool]) -> Any:
+def load(pager: Arrays, path: Union[str, os.PathLike[str]], progress: Optional[bool]) -> Any:
     """A .npy or .npz file."""
     with open(path, "rb") as file:
         begin = file.read(4)
@@ -111,6 +118,97 @@ def load(pager: Pager, path: Union[str, os.PathLike[str]], progress: Optional[bo
         except (zipfile.BadZipFile, zlib.error, EOFError) as why:
             raise InvalidError(f"{os.fspath(path)!s} is no whole .npz file: {why}") from None
         return arrays
+
+
+class FileArray(np.ndarray):  # type: ignore[type-arg,unused-ignore]
+    """What ``from_file(mode="r+")`` gives: an array whose changes come into its file."""
+
+    def flush(self) -> None:
+        """Writes all changes of the file's array to the file, and the file to its disk.
+
+        :raises InvalidError: this is a copy, not the file's array or a part of it
+        :raises OSError: the file cannot be written
+        """
+        memory = memory_of(self)
+        if self.size and (memory is None or not memory.files):
+            raise InvalidError("this array is a copy: it is no part of one that from_file(mode='r+') gave")
+        for file in memory.files if memory is not None else ():
+            file.write()
+            os.fsync(file.fd)
+
+    def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
+        """Results are ordinary arrays, as with ``numpy.memmap``."""
+        if array is self:
+            return array
+        return np.asarray(array)[()] if return_scalar or np.ndim(array) == 0 else np.asarray(array)
+
+
+class WriteBack:
+    """A file that is written from memory: from ``start`` on, ``size`` bytes to ``offset``."""
+
+    def __init__(self, file: int, offset: int, start: int, size: int) -> None:
+        self.fd = os.dup(file)
+        self._identity = self._look()
+        self._offset, self._start, self._size = offset, start, size
+        self._pid = os.getpid()
+
+    def _look(self) -> Tuple[int, int]:
+        there = os.fstat(self.fd)
+        return there.st_dev, there.st_ino
+
+    def is_here(self) -> bool:
+        """Whether the array is the one in this process, not a forked child's copy."""
+        return self._pid == os.getpid()
+
+    def write(self) -> None:
+        """Writes what is not in the file already."""
+        if not self.is_here():
+            raise UnavailableError("a forked child has a copy of the array: only its parent writes the file")
+        if self._look() != self._identity:
+            raise UnavailableError("the array's file cannot be written: this program has closed its descriptor")
+        values = np.ctypeslib.as_array((ctypes.c_uint8 * self._size).from_address(self._start))
+        for at in range(0, self._size, COMPARED):
+            piece = values[at : at + COMPARED]
+            if np.array_equal(np.frombuffer(os.pread(self.fd, len(piece), self._offset + at), np.uint8), piece):
+                continue
+            done = 0
+            while done < len(piece):
+                done += os.pwrite(self.fd, piece[done:].data, self._offset + at + done)
+
+    def close(self) -> None:
+        """Before the memory goes."""
+        _WRITTEN.discard(self)
+        if self.is_here():
+            try:
+                self.write()
+            finally:
+                if self._look() == self._identity:
+                    os.close(self.fd)
+
+
+_WRITTEN: weakref.WeakSet[WriteBack] = weakref.WeakSet()
+
+
+def keep(array: NDArray[Any], file: IO[bytes], offset: int) -> FileArray:
+    """An array that has been read from a file, as one whose changes come into it."""
+    memory = memory_of(array)
+    if memory is not None:
+        back = WriteBack(file.fileno(), offset, memory.start, array.nbytes)
+        memory.files.append(back)
+        memory.pager._files.add(back)
+        _WRITTEN.add(back)
+    return array.view(FileArray)
+
+
+def write_back(files: Iterable[WriteBack]) -> None:
+    """Writes all of them; then the first failure is raised."""
+    with contextlib.ExitStack() as stack:
+        for file in list(files):
+            if file.is_here():
+                stack.callback(file.write)
+
+
+atexit.register(write_back, _WRITTEN)
 
 
 class _Counted:

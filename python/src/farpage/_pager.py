@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
-import operator
 import os
 import pathlib
 import stat
 import subprocess
+import sys
 import threading
 import weakref
 from ctypes import byref
@@ -18,58 +19,31 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Sequence,
 import numpy as np
 
 from . import _allocator, _files
+from ._arrays import Arrays, dimensions
 from ._errors import InvalidError, RoomError, Size, UnavailableError, to_bytes, to_text
 from ._library import STATISTICS, Config, CStats, check, command, library, make
+from ._memory import Count, Handle, Memory, memory_of, range_of
 from ._stats import Stats
 
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike, DTypeLike, NDArray
+    from typing import Literal
 
-    Shape = Union[int, Sequence[int]]
-    Path = Union[str, "os.PathLike[str]"]
+    from numpy.typing import NDArray
+
+    Advice = Literal["normal", "sequential", "random", "willneed", "dontneed"]
+    Fault = Literal["signal", "thread"]
 
 ADVICE = ("normal", "sequential", "random", "willneed", "dontneed")
 """What ``fp_advice`` has, in its order."""
+
+FAULTS = ("signal", "thread")
+"""``fp_fault_mode``, in its order."""
 
 DEVICES = ("zram", "file:/var/tmp")
 """The C library's, if none are named."""
 
 POOL_FACTOR = 4
 """Compressed memory is taken to hold so many times the budget, where its device has no ``size``."""
-
-
-_COUNTS = threading.RLock()  # a finalizer may run in the middle of anything
-
-
-class _Count:
-    """Bytes of a pager's living regions."""
-
-    def __init__(self) -> None:
-        self.bytes = 0
-
-    def add(self, size: int) -> None:
-        with _COUNTS:
-            self.bytes += size
-
-
-class _Memory:
-    """A region: what an array's memory belongs to. It goes with the last array that looks at it."""
-
-    __slots__ = ("__array_interface__", "__weakref__", "pager", "region", "start")
-
-    def __init__(self, pager: Pager, size: int) -> None:
-        lib = library()
-        self.pager = pager
-        self.region = make(lib.fp_region_new, pager._handle, size)
-        self.start = int(lib.fp_region_data(self.region))
-        self.__array_interface__ = {"version": 3, "shape": (size,), "typestr": "|u1", "data": (self.start, False)}
-        pager._count.add(size)
-        weakref.finalize(self, self._free, self.region, size, pager._count).atexit = False
-
-    @staticmethod
-    def _free(region: int, size: int, count: _Count) -> None:
-        library().fp_region_free(region)
-        count.add(-size)
 
 
 def listed(swap: Union[str, Sequence[str], None]) -> List[str]:
@@ -80,32 +54,7 @@ def listed(swap: Union[str, Sequence[str], None]) -> List[str]:
     return devices
 
 
-def _range(array: NDArray[Any]) -> Tuple[_Memory, int, int]:
-    """The region that an array lies in, and which bytes of it."""
-    owner: Any = array
-    while not isinstance(owner, _Memory):
-        owner = owner.obj if isinstance(owner, memoryview) else getattr(owner, "base", None)
-        if owner is None:
-            raise InvalidError("this array is not farpage's: it was not made by a pager's functions, or is empty")
-    if not array.flags.forc:
-        raise InvalidError("this part of an array is not contiguous: what lies between its values would be meant, too")
-    return owner, int(array.__array_interface__["data"][0]) - owner.start, array.nbytes
-
-
-def _dimensions(shape: Any) -> Tuple[int, ...]:
-    """A shape as numpy reads it."""
-    try:
-        numbers: Tuple[int, ...] = (operator.index(shape),)
-    except TypeError:
-        if isinstance(shape, (str, bytes)):
-            raise
-        numbers = tuple(operator.index(n) for n in shape)
-    if any(n < 0 for n in numbers):
-        raise InvalidError("negative dimensions are not allowed")
-    return numbers
-
-
-class Pager:
+class Pager(Arrays):
     """A RAM budget with swap devices, and arrays that may be larger than it together.
 
     >>> import farpage
@@ -115,6 +64,8 @@ class Pager:
     >>> float(a.sum())
     16000000.0
 
+    At the end of a ``with`` block it is closed: see :meth:`close`.
+
     :param ram: the budget, bytes or a text such as ``"2G"``; at least 4 MiB. It covers what the arrays have in RAM,
         compressed memory and tables, not the rest of the interpreter. Default: half of what this machine has available
         and the memory cgroup allows.
@@ -122,8 +73,11 @@ class Pager:
         compressed memory, then a file in ``/var/tmp``.
     :param readahead: pages of 4096 bytes that are read ahead at most; 1: none. Default: 128.
     :param verify: compare checksums of all pages that come back; a difference ends the process with a message.
+    :param fault: what brings missing pages in: ``"signal"``: the thread that touches them; no privilege is needed.
+        ``"thread"``: threads of the pager, without signals; needs full userfaultfd, as :func:`farpage.limit` does.
     :param inherit: whether children of ``fork`` (``multiprocessing``, ``os.fork``) have a copy of the arrays, as of all
-        other memory. Their budget is one of their own.
+        other memory. Their budget is one of their own. Default: yes; with ``fault="thread"`` that cannot be: a child
+        that touches an array is ended by SIGSEGV.
     :param overcommit: whether arrays may be made that budget and devices cannot hold if all of it is used. The budget
         gives way where they cannot.
     :raises InvalidError: the budget is too small, or a device is not understood
@@ -137,40 +91,75 @@ class Pager:
         *,
         readahead: int = 0,
         verify: bool = False,
-        inherit: bool = True,
+        fault: Fault = "signal",
+        inherit: Optional[bool] = None,
         overcommit: bool = False,
     ) -> None:
-        lib = library()
         budget = default_ram() if ram is None else to_bytes(ram)
         devices = listed(swap)
         if not 0 <= readahead < 1 << 20:
             raise InvalidError(f"readahead is a number of pages, not {readahead}")
+        if fault not in FAULTS:
+            raise InvalidError(f"faults are not served by {fault!r}, but by {' or '.join(FAULTS)}")
         if has_engine():
             raise UnavailableError(
                 "this process is under farpage run or farpage.limit, whose budget is for its arrays, too: numpy's own "
                 "arrays are all that is needed"
             )
         config = Config()
-        check(lib.fp_config_init(byref(config)))
+        check(library().fp_config_init(byref(config)))
         config.budget_bytes = budget
         config.swap = None if swap is None else ";".join(devices).encode()
         config.readahead_pages = readahead
-        config.inherit = int(inherit)
+        config.fault_mode = FAULTS.index(fault)
+        config.inherit = int(fault == "signal" if inherit is None else inherit)
         config.verify = int(verify)
         config.system_calls = 1
         self._ram = budget
         self._devices = devices
         self._overcommit = overcommit
-        self._count = _Count()
-        self._handle = make(lib.fp_pager_new, byref(config))
-        weakref.finalize(self, lib.fp_pager_free, self._handle).atexit = False
+        self._count = Count()
+        self._files: weakref.WeakSet[_files.WriteBack] = weakref.WeakSet()
+        self._number = next(_NUMBERS)
+        self._handle: Optional[Handle] = Handle(config)
         _PAGERS.add(self)
 
     def __reduce__(self) -> Any:
         raise TypeError("a pager cannot be copied or pickled: it is memory, threads and files of this process")
 
     def __repr__(self) -> str:
+        if self.closed:
+            return "<farpage.Pager: closed>"
         return f"<farpage.Pager: {to_text(self.stats().used_bytes)} of {to_text(self._ram)}>"
+
+    def __enter__(self) -> Pager:
+        self._open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Writes back what ``from_file(mode="r+")`` has, and ends the pager: it makes no arrays any more. Those that
+        it has made stay as they are, within the budget; memory, threads and files of the pager go with the last of
+        them. Closing twice does nothing.
+
+        :raises OSError: a file cannot be written; the pager is closed
+        """
+        self._handle = None
+        _files.write_back(self._files)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is closed."""
+        return self._handle is None
+
+    def _open(self) -> Handle:
+        """To be held as long as the C library uses it: another thread may close the pager meanwhile."""
+        handle = self._handle
+        if handle is None:
+            raise InvalidError("this pager is closed")
+        return handle
 
     @property
     def ram(self) -> int:
@@ -180,13 +169,14 @@ class Pager:
     @ram.setter
     def ram(self, size: Size) -> None:
         budget = to_bytes(size)
-        check(library().fp_pager_resize_budget(self._handle, budget))
+        handle = self._open()
+        check(library().fp_pager_resize_budget(handle.value, budget))
         self._ram = budget
 
     def stats(self) -> Stats:
         """Numbers, now."""
-        numbers = CStats()
-        check(library().fp_pager_stats(self._handle, byref(numbers), len(STATISTICS) * 8))
+        numbers, handle = CStats(), self._open()
+        check(library().fp_pager_stats(handle.value, byref(numbers), len(STATISTICS) * 8))
         return Stats(**{name: getattr(numbers, name) for name in STATISTICS})
 
     def capacity(self) -> int:
@@ -222,20 +212,17 @@ class Pager:
         own = self.stats().file_bytes
         return held + sum(min(sizes, free + own) for sizes, free in filesystems.values())
 
-    def empty(self, shape: Shape, dtype: DTypeLike = float, order: str = "C") -> NDArray[Any]:
-        """A new array, as ``numpy.empty``. (What nobody has written is zero.)
-
-        :raises RoomError: it would not fit into budget and devices, with the arrays that there are
-        """
+    def _new(self, shape: Any, dtype: Any, order: str) -> NDArray[Any]:
+        handle = self._open()
         kind = np.dtype(dtype)
         if kind.hasobject:
             raise InvalidError(f"an array of {kind} holds references to objects, whose memory is the interpreter's")
-        dimensions = _dimensions(shape)
-        if kind.itemsize == 0 or 0 in dimensions:  # numpy makes one byte of a text without a length
+        sizes = dimensions(shape)
+        if kind.itemsize == 0 or 0 in sizes:  # numpy makes one byte of a text without a length
             kind = np.zeros(0, kind).dtype
-        size = kind.itemsize * math.prod(dimensions)
+        size = kind.itemsize * math.prod(sizes)
         if size == 0:
-            return np.zeros(dimensions, kind, order)  # type: ignore[call-overload, no-any-return]
+            return np.zeros(sizes, kind, order)  # type: ignore[call-overload, no-any-return]
         if size >= 1 << 62:
             raise RoomError(f"an array of {to_text(size)} is larger than any address space")
         there = self._count.bytes
@@ -245,82 +232,18 @@ class Pager:
                 f"{to_text(self._ram)} of RAM with {', '.join(self._devices)} hold {to_text(most)}; give "
                 "more swap (swap=[..., 'file:/DIR']), or overcommit=True if not all of it will be used"
             )
-        memory = np.asarray(_Memory(self, size))
-        return np.ndarray(dimensions, kind, memory, order=order)  # type: ignore[arg-type]
-
-    zeros = empty
-    """A new array of zeros, as ``numpy.zeros``."""
-
-    def full(
-        self, shape: Shape, fill_value: Any, dtype: Optional[DTypeLike] = None, order: str = "C"
-    ) -> NDArray[Any]:
-        """A new array with one value everywhere, as ``numpy.full``."""
-        array = self.empty(shape, np.asarray(fill_value).dtype if dtype is None else dtype, order)
-        np.copyto(array, fill_value, casting="unsafe")
-        return array
-
-    def array(self, values: ArrayLike, dtype: Optional[DTypeLike] = None, order: str = "K") -> NDArray[Any]:
-        """A copy of an array, or of what ``numpy.asarray`` makes of ``values`` (that is in ordinary memory first)."""
-        source = np.asarray(values) if isinstance(values, np.ndarray) else np.asarray(values, dtype)
-        if order in "KA":
-            order = "F" if source.flags.fnc else "C"
-        kind = source.dtype if dtype is None else np.dtype(dtype)
-        if kind.itemsize == 0 or kind.str[1:] in ("M8", "m8"):  # numpy looks at the values for what is left open
-            source = source.astype(kind)
-            kind = source.dtype
-        array = self.empty(source.shape, kind, order)
-        np.copyto(array, source, casting="unsafe")
-        return array
-
-    def from_file(
-        self,
-        path: Path,
-        dtype: DTypeLike = np.uint8,
-        shape: Optional[Shape] = None,
-        offset: int = 0,
-        order: str = "C",
-        *,
-        progress: Optional[bool] = None,
-    ) -> NDArray[Any]:
-        """A file of plain values, as ``numpy.memmap`` takes it, read into a new array. The file stays as it is.
-
-        :param shape: default: one dimension, to the file's end
-        :param offset: bytes of the file before the first value
-        :param progress: a bar, by ``tqdm`` if it is installed. Default: in terminals and notebooks, after two seconds
-        :raises InvalidError: the file is too short
-        """
-        with open(path, "rb") as file:
-            kind = np.dtype(dtype)
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode) and shape is None:
-                raise InvalidError(f"{path} is no ordinary file: name the shape")
-            if kind.itemsize == 0:
-                raise InvalidError(f"values of {kind} have no size: name one, as in 'S8'")
-            there = max(file.seek(0, os.SEEK_END) - offset, 0)
-            if shape is None and there % kind.itemsize:
-                raise InvalidError(f"{path} has {there} bytes from {offset} on, no multiple of {kind.itemsize}")
-            array = self.empty(there // kind.itemsize if shape is None else shape, kind, order)
-            if array.nbytes > there:
-                raise InvalidError(f"{path} has {there} bytes from {offset} on, the array needs {array.nbytes}")
-            file.seek(offset)
-            _files.read_into(file, array, progress)
-        return array
-
-    def load(self, file: Path, *, progress: Optional[bool] = None) -> Any:
-        """A ``.npy`` file as a new array, or the arrays of an ``.npz`` file as a dictionary.
-
-        :raises InvalidError: it is neither, or holds objects
-        """
-        return _files.load(self, file, progress)
+        memory = np.asarray(Memory(self, handle, size))
+        return np.ndarray(sizes, kind, memory, order=order)  # type: ignore[arg-type]
 
     @contextlib.contextmanager
     def arrays(self, min_bytes: Size = "1M") -> Iterator[Pager]:
         """All arrays that numpy makes meanwhile, in this thread and in those started by it, and that have at least so
         many bytes, live in this pager: also those that its functions return. They stay when the block is left.
         """
-        with _allocator.handler(self._handle, to_bytes(min_bytes)):
+        with _allocator.handler(self._open(), to_bytes(min_bytes)):
             yield self
 
-    def advise(self, array: NDArray[Any], advice: str) -> None:
+    def advise(self, array: NDArray[Any], advice: Advice) -> None:
         """Says how an array (or a part of one) will be used: ``"sequential"``, ``"random"``, ``"normal"``;
         ``"willneed"`` brings it in; ``"dontneed"`` drops its whole pages, which read as zeros then.
 
@@ -328,12 +251,12 @@ class Pager:
         """
         if advice not in ADVICE:
             raise InvalidError(f"there is no advice {advice!r}, but {', '.join(ADVICE)}")
-        memory, offset, size = _range(array)
+        memory, offset, size = range_of(array)
         check(library().fp_region_advise(memory.region, offset, size, ADVICE.index(advice)))
 
     def prefetch(self, array: NDArray[Any]) -> None:
         """Brings an array (or a part of one) in, as far as the budget allows, before it returns."""
-        memory, offset, size = _range(array)
+        memory, offset, size = range_of(array)
         check(library().fp_region_prefetch(memory.region, offset, size))
 
     @contextlib.contextmanager
@@ -341,7 +264,7 @@ class Pager:
         """Keeps an array (or a part of one) in RAM: for devices that read or write it by themselves (asynchronous
         ``O_DIRECT``, io_uring). Three quarters of the budget can be pinned.
         """
-        memory, offset, size = _range(array)
+        memory, offset, size = range_of(array)
         pin = make(library().fp_region_pin, memory.region, offset, size)
         try:
             yield array
@@ -360,6 +283,7 @@ def default_ram() -> int:
         raise UnavailableError(f"farpage doctor does not say what RAM there is: {done.stderr.strip()}") from None
 
 
+_NUMBERS = itertools.count(1)
 _PAGERS: weakref.WeakSet[Pager] = weakref.WeakSet()
 _DEFAULT: Optional[Pager] = None
 _DEFAULT_LOCK = threading.Lock()
@@ -374,15 +298,31 @@ def has_engine() -> bool:
     return not engine_refused and "/libfarpage_preload" in pathlib.Path("/proc/self/maps").read_text()
 
 
-def are_there() -> bool:
-    """Whether there are any pagers."""
-    return len(_PAGERS) > 0
+def living() -> List[Pager]:
+    """The pagers that are not closed: the default one first, then by age."""
+    return sorted((p for p in set(_PAGERS) if not p.closed), key=lambda p: (p is not _DEFAULT, p._number))
+
+
+def holders() -> List[str]:
+    """Names in the program's or the notebook's own text, and numbered results, that hold pagers or arrays of them."""
+    main = vars(sys.modules["__main__"])
+    results = main.get("Out")
+    named = [(name, value) for name, value in main.items() if not name.startswith("_")]
+    if isinstance(results, dict):
+        named += [(f"Out[{number}]", value) for number, value in results.items()]
+
+    def holds(value: Any) -> bool:
+        if isinstance(value, Pager):
+            return not value.closed
+        return isinstance(value, (np.ndarray, memoryview)) and memory_of(value) is not None
+
+    return [name for name, value in named if holds(value)]
 
 
 def _after_fork() -> None:
-    """Others may have held the locks."""
-    global _COUNTS, _DEFAULT_LOCK
-    _COUNTS, _DEFAULT_LOCK = threading.RLock(), threading.Lock()
+    """Another thread may have held the lock."""
+    global _DEFAULT_LOCK
+    _DEFAULT_LOCK = threading.Lock()
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -392,7 +332,7 @@ def default_pager() -> Pager:
     """The pager of ``farpage.empty`` and the others. Made when it is first needed."""
     global _DEFAULT
     with _DEFAULT_LOCK:
-        if _DEFAULT is None:
+        if _DEFAULT is None or _DEFAULT.closed:
             _DEFAULT = Pager()
         return _DEFAULT
 

@@ -16,6 +16,7 @@ from typing import Any, Dict, List, Optional, Sequence, Union
 from . import _pager
 from ._errors import InvalidError, Size, UnavailableError, to_bytes, to_text
 from ._library import STATISTICS, command, preload_library
+from ._memory import is_used
 from ._stats import Stats
 
 _LOCK = threading.Lock()
@@ -76,6 +77,18 @@ def _devices(swap: Union[str, Sequence[str], None]) -> List[str]:
     return devices
 
 
+def _why_not() -> str:
+    """Why there can be no budget beside pagers, and what holds them."""
+    why = "there are pagers in this process, or arrays of them: the two cannot be together"
+    names = _pager.holders()
+    results = [name for name in names if name.startswith("Out[")]
+    if names:
+        why += f". These hold them: {', '.join(names)}. close() ends a pager, del lets an array go"
+    if results:  # what %reset out forgets, IPython still holds elsewhere
+        why += f"; %xdel _{results[0][4:-1]} lets {results[0]} go"
+    return why
+
+
 class limit:
     """Puts this whole process, all its memory, and what it starts from now on, under a RAM budget.
 
@@ -104,8 +117,8 @@ class limit:
         with _LOCK:
             before = _budget()
             if before is None:
-                if _pager.are_there():
-                    raise UnavailableError("there are pagers in this process: the two cannot be together")
+                if is_used():
+                    raise UnavailableError(_why_not())
                 _start(self._ram, devices)
             elif swap is not None:
                 raise InvalidError("this process is under a budget already: its devices cannot be changed")

@@ -72,7 +72,7 @@ class Stats:
             ("waited in faults", f"{self.fault_wait_ns / 1e9:.2f} s"),
         ]
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return "\n".join(f"{name:<20} {value}" for name, value in self._rows())
 
     def _repr_html_(self) -> str:
@@ -87,6 +87,16 @@ class Stats:
             for name, value in self._rows()
         )
         return f"<table>{rows}</table>"
+
+
+class Each(Tuple[Stats, ...]):
+    """Numbers of several pagers, one table below the other."""
+
+    def __repr__(self) -> str:
+        return "\n\n".join(f"pager {number}\n{stats}" for number, stats in enumerate(self, 1))
+
+    def _repr_html_(self) -> str:
+        return "".join(f"<p>pager {number}</p>{stats._repr_html_()}" for number, stats in enumerate(self, 1))
 
 
 NAMES = tuple(field.name for field in fields(Stats))
