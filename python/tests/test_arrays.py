@@ -186,6 +186,8 @@ class Closing(unittest.TestCase):
             with farpage.arrays("16M"):
                 a = numpy.ones(1 << 20)
             assert is_used() and a.sum() == 1 << 20
+            del a, pager
+            assert not is_used()
             farpage.default_pager().close()
             assert farpage.ones(3).sum() == 3
         """

@@ -59,14 +59,13 @@ class Arrays:
     @overload
     def empty(self, shape: Shape, dtype: DTypeLike, order: Order = ...) -> NDArray[Any]: ...
     def empty(self, shape: Shape, dtype: AnyKind = None, order: Order = "C") -> NDArray[Any]:
-        """A new array, as ``numpy.empty``. (What nobody has written is zero.)
+        """A new array, as ``numpy.empty`` or ``zeros``: what nobody has written is zero.
 
         :raises RoomError: it would not fit into budget and devices, with the arrays that there are
         """
         return self._new(shape, dtype, order)
 
     zeros = empty
-    """A new array of zeros, as ``numpy.zeros``."""
 
     @overload
     def ones(self, shape: Shape, dtype: None = ..., order: Order = ...) -> NDArray[np.float64]: ...
@@ -103,7 +102,7 @@ class Arrays:
     def empty_like(
         self, prototype: ArrayLike, dtype: AnyKind = None, order: AnyOrder = "K", shape: Optional[Shape] = None
     ) -> NDArray[Any]:
-        """A new array with shape, type and order of another one, as ``numpy.empty_like``; no subclass."""
+        """A new array with shape, type and order of another one, as ``numpy.zeros_like``; no subclass."""
         source = np.asarray(prototype)
         kind = source.dtype if dtype is None else dtype
         sizes = source.shape if shape is None else dimensions(shape)
@@ -116,7 +115,6 @@ class Arrays:
         return self._new(sizes, kind, ("F" if source.flags.fnc else "C") if order in "KA" else order)
 
     zeros_like = empty_like
-    """A new array of zeros with shape, type and order of another one, as ``numpy.zeros_like``."""
 
     @overload
     def full_like(

@@ -153,7 +153,10 @@ class WriteBack:
         self._pid = os.getpid()
 
     def _look(self) -> Tuple[int, int]:
-        there = os.fstat(self.fd)
+        try:
+            there = os.fstat(self.fd)
+        except OSError:
+            return 0, 0
         return there.st_dev, there.st_ino
 
     def is_here(self) -> bool:
@@ -178,12 +181,12 @@ class WriteBack:
     def close(self) -> None:
         """Before the memory goes."""
         _WRITTEN.discard(self)
-        if self.is_here():
-            try:
+        try:
+            if self.is_here():
                 self.write()
-            finally:
-                if self._look() == self._identity:
-                    os.close(self.fd)
+        finally:
+            if self._look() == self._identity:
+                os.close(self.fd)
 
 
 _WRITTEN: weakref.WeakSet[WriteBack] = weakref.WeakSet()
