@@ -1,6 +1,7 @@
 """Arrays of a pager: what numpy's own can do, at several times the budget, with right bytes."""
 
 import copy
+import errno
 import inspect
 import io
 import multiprocessing
@@ -13,6 +14,7 @@ import tempfile
 import threading
 import time
 import unittest
+import unittest.mock
 
 import numpy as np
 
@@ -449,6 +451,22 @@ class Files(unittest.TestCase):
         got[0] = 7
         got.flush()
         self.assertEqual(np.fromfile(self.path("raw"))[0], 7)
+
+    def test_a_file_that_cannot_be_written_is_heard_of(self):
+        self.copy.tofile(self.path("raw"))
+        with farpage.Pager("16M") as other:
+            got = self.pager.from_file(self.path("raw"), "f8", mode="r+")
+            second = other.from_file(self.path("raw"), "f8", (5,), mode="r+")
+            got[0] = second[0] = 2
+            with unittest.mock.patch("os.pwrite", side_effect=OSError(errno.ENOSPC, "No space left on device")):
+                for refused in [got.flush, self.pager.close, other.close]:
+                    with self.assertRaisesRegex(OSError, "No space left"):
+                        refused()
+            self.assertTrue(self.pager.closed and other.closed)
+            got[1] = 3
+        self.assertEqual(np.fromfile(self.path("raw"))[0], 2, "closing once more tries once more")
+        del got
+        self.assertEqual(np.fromfile(self.path("raw"))[1], 3)
 
     def test_a_file_whose_descriptor_was_closed_is_not_written_to_another(self):
         for name in ["raw", "other"]:
