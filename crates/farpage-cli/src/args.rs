@@ -5,6 +5,12 @@ use clap::{Args, Parser, Subcommand, ValueHint};
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
+const RUN_SHORT: &str = "\
+Examples:
+  farpage run --ram 512M -- sort -S 4G big.txt
+  farpage run --ram 25% --swap zram --swap file:/mnt/nvme -- python3 train.py
+Sizes, devices, exit status: farpage run --help";
+
 const RUN_EXAMPLES: &str = "\
 Sizes: 512M and 512MiB are 512 * 2^20 bytes, 512MB is 512 000 000, a bare number is bytes, 25% is a quarter \
     of physical RAM or of the memory cgroup's limit, whichever is smaller.
@@ -18,11 +24,12 @@ Swap devices, used in the order given unless prio says otherwise (higher first):
                                             machine's memory
   redis://[USER@]HOST[:PORT][/DB][,size=SIZE][,timeout=TIME][,prio=N]
                                             a Redis or Valkey server's memory
-  ram[,size=SIZE][,prio=N]                  plain memory, for measurements
   default: zram, then file:/var/tmp
 
 Exit status: the program's own; 125 farpage itself failed, 126 program not executable, 127 program not \
     found.
+
+Further options, rarely needed: --ram-per-process, --stats-json, --verify, --force; see farpage-run(1).
 
 Examples:
   farpage run --ram 512M -- sort -S 4G big.txt
@@ -79,7 +86,6 @@ Examples:
   farpage stat 1234 --watch 0.2 --json
   farpage stat --bytes
   farpage stat 1234 --events
-  farpage stat 1234 --tuning
   farpage stat --openmetrics
   farpage stat --openmetrics --output /var/lib/node_exporter/farpage.prom";
 
@@ -152,7 +158,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run a program under a RAM budget
-    #[command(after_help = RUN_EXAMPLES)]
+    #[command(after_help = RUN_SHORT, after_long_help = RUN_EXAMPLES)]
     Run(RunArgs),
     /// Put a budget on a program that runs already, and on what it starts from then on
     #[command(after_help = ATTACH_EXAMPLES)]
@@ -268,22 +274,25 @@ pub struct GuardArgs {
 /// How an engine works: of `run`, `attach` and `guard`.
 #[derive(Debug, Args)]
 pub struct EngineArgs {
-    /// Swap device; may be repeated [default: zram, then file:/var/tmp]
+    /// Swap device [default: zram, then file:/var/tmp]
+    ///
+    /// May be repeated.
     #[arg(long, value_name = "SPEC")]
     pub swap: Vec<OsString>,
     /// Readahead, parts separated by commas: none, stream, vma or slot; page_cluster=N (at most 2^N pages at a time);
     /// vma_ra_enabled=0|1; exact (pages wait for their touch, so that hits are exact) [default: stream,page_cluster=5]
-    #[arg(long, value_name = "SPEC")]
+    #[arg(long, value_name = "SPEC", hide = true)]
     pub readahead: Option<String>,
     /// Keep idle CPUs from sleeping while faults come fast (auto: on machines of up to 8 CPUs)
-    #[arg(long, value_name = "WHEN", value_parser = ["auto", "always", "never"])]
+    #[arg(long, value_name = "WHEN", value_parser = ["auto", "always", "never"], hide = true)]
     pub idle_poll: Option<String>,
-    /// Park each process by itself after it has been idle for TIME (90s, 10m, 2h): less than a hundredth of a CPU. What
-    /// can be swapped out goes, and comes back when it is used
+    /// Park each process that was idle for TIME (10m, 2h)
+    ///
+    /// Idle is less than a hundredth of a CPU. What can be swapped out goes, and comes back when it is used.
     #[arg(long, value_name = "TIME")]
     pub idle: Option<String>,
     /// Keep a checksum of every swapped-out page and abort on a mismatch
-    #[arg(long)]
+    #[arg(long, hide_short_help = true, hide_long_help = true)]
     pub verify: bool,
 }
 
@@ -306,41 +315,50 @@ impl EngineArgs {
 /// `farpage run`.
 #[derive(Debug, Args)]
 pub struct RunArgs {
-    /// Budget: most resident anonymous memory [default: 90% of the memory cgroup's limit, else half of the
-    /// available memory]
+    /// RAM budget: 512M, 25%
+    ///
+    /// Most resident anonymous memory of the program and of what it starts. Default: 90% of the memory cgroup's limit,
+    /// else half of the available memory.
     #[arg(long, visible_short_alias = 'm', visible_alias = "memory", value_name = "SIZE", allow_hyphen_values = true)]
     pub ram: Option<String>,
     /// RAM that each process may use at most, like --ram; without --ram, there is no budget for all
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", hide_short_help = true, hide_long_help = true)]
     pub ram_per_process: Option<String>,
     /// How the engine works.
     #[command(flatten)]
     pub engine: EngineArgs,
-    /// Stay as the parent and print a table on stderr when the program ends
+    /// Print a table of counters at the end
+    ///
+    /// farpage stays as the parent, and prints it on stderr when the program ends.
     #[arg(long)]
     pub stats: bool,
     /// Stay as the parent and write the counters to FILE as one JSON object when the program ends (-: stderr)
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", hide_short_help = true, hide_long_help = true)]
     pub stats_json: Option<PathBuf>,
-    /// Stay as the parent, look at all processes some times a second, and write a page with charts to FILE when the
-    /// program ends
+    /// Write a page with charts to FILE at the end
+    ///
+    /// farpage stays as the parent, and looks at all processes some times a second.
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub report: Option<PathBuf>,
-    /// Run the program as this user (only root; the program keeps no privilege but /dev/userfaultfd, open)
-    #[arg(long, value_name = "NAME|UID[:GROUP|GID]", value_hint = ValueHint::Username)]
+    /// Run the program as this user (only root)
+    ///
+    /// Names or numbers. The program keeps no privilege but /dev/userfaultfd, open.
+    #[arg(long, value_name = "USER[:GROUP]", value_hint = ValueHint::Username)]
     pub user: Option<String>,
     /// Record in FILE which pages are touched, for seed-bench sim (slow: each has a fault); processes after the first
     /// write to FILE.PID
-    #[arg(long, value_name = "FILE", conflicts_with = "readahead")]
+    #[arg(long, value_name = "FILE", conflicts_with = "readahead", hide = true)]
     pub trace: Option<PathBuf>,
     /// Say on stderr what is done
     #[arg(short, long)]
     pub verbose: bool,
-    /// No warnings, and no line at the end if the program mostly waited for memory
+    /// No warnings, and no last line
+    ///
+    /// That line says that the program mostly waited for memory.
     #[arg(short, long, conflicts_with = "verbose")]
     pub quiet: bool,
     /// Try programs that farpage would refuse (static, setuid, other architecture) and kernels it would refuse
-    #[arg(long)]
+    #[arg(long, hide_short_help = true, hide_long_help = true)]
     pub force: bool,
     /// Program and its arguments
     #[arg(value_name = "PROGRAM", required = true, num_args = 1.., trailing_var_arg = true,
@@ -366,7 +384,7 @@ pub struct StatArgs {
     #[arg(long, requires = "pid", conflicts_with = "watch")]
     pub events: bool,
     /// What the feedback controllers have come to, of the engine and of pagers
-    #[arg(long, requires = "pid", conflicts_with_all = ["watch", "events"])]
+    #[arg(long, requires = "pid", conflicts_with_all = ["watch", "events"], hide = true)]
     pub tuning: bool,
     /// The counters of all as metrics, in the text form of OpenMetrics
     #[arg(long, conflicts_with_all = ["pid", "json", "watch", "bytes", "events", "tuning"])]
@@ -452,9 +470,22 @@ mod tests {
         assert_eq!(format!("{:?}", parse(&engine.to_arguments())), format!("{engine:?}"));
     }
 
+    /// `farpage run -h` is one screen, and names what is needed; the manual has the rest.
+    #[test]
+    fn the_short_help_of_run_is_one_screen() {
+        let run = Cli::command().find_subcommand("run").cloned().unwrap().bin_name("farpage run").term_width(80);
+        let short = run.clone().render_help().to_string();
+        assert!(short.lines().count() <= 24, "{short}");
+        let options = |text: &str| {
+            text.lines().filter(|line| line.starts_with(' ') && line.trim_start().starts_with('-')).count()
+        };
+        assert_eq!((options(&short), options(&run.clone().render_long_help().to_string())), (9, 9), "{short}");
+    }
+
     /// What stands below the help of a command, and of those below it.
     fn texts(command: &clap::Command) -> Vec<(String, String)> {
-        let text = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+        let text = command.get_after_long_help().or(command.get_after_help());
+        let text = text.map(ToString::to_string).unwrap_or_default();
         let below = command.get_subcommands().flat_map(texts);
         std::iter::once((command.get_name().to_owned(), text)).chain(below).collect()
     }

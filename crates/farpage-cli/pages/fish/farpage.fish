@@ -40,48 +40,48 @@ complete -c farpage -n "__fish_farpage_needs_command" -f -a "doctor" -d 'Say wha
 complete -c farpage -n "__fish_farpage_needs_command" -f -a "swapoff" -d 'Remove from a Redis server what programs that have ended left there'
 complete -c farpage -n "__fish_farpage_needs_command" -f -a "size" -d 'Say how much RAM a program needs: how long it takes, by how much it has'
 complete -c farpage -n "__fish_farpage_needs_command" -f -a "bench" -d 'Measure farpage'
-complete -c farpage -n "__fish_farpage_using_subcommand run" -l ram -l memory -d 'Budget: most resident anonymous memory [default: 90% of the memory cgroup\'s limit, else half of the available memory]' -r
+complete -c farpage -n "__fish_farpage_using_subcommand run" -l ram -l memory -d 'RAM budget: 512M, 25%' -r
 complete -c farpage -n "__fish_farpage_using_subcommand run" -l ram-per-process -d 'RAM that each process may use at most, like --ram; without --ram, there is no budget for all' -r
-complete -c farpage -n "__fish_farpage_using_subcommand run" -l swap -d 'Swap device; may be repeated [default: zram, then file:/var/tmp]' -r
+complete -c farpage -n "__fish_farpage_using_subcommand run" -l swap -d 'Swap device [default: zram, then file:/var/tmp]' -r
 complete -c farpage -n "__fish_farpage_using_subcommand run" -l readahead -d 'Readahead, parts separated by commas: none, stream, vma or slot; page_cluster=N (at most 2^N pages at a time); vma_ra_enabled=0|1; exact (pages wait for their touch, so that hits are exact) [default: stream,page_cluster=5]' -r
 complete -c farpage -n "__fish_farpage_using_subcommand run" -l idle-poll -d 'Keep idle CPUs from sleeping while faults come fast (auto: on machines of up to 8 CPUs)' -r -f -a "auto\t''
 always\t''
 never\t''"
-complete -c farpage -n "__fish_farpage_using_subcommand run" -l idle -d 'Park each process by itself after it has been idle for TIME (90s, 10m, 2h): less than a hundredth of a CPU. What can be swapped out goes, and comes back when it is used' -r
+complete -c farpage -n "__fish_farpage_using_subcommand run" -l idle -d 'Park each process that was idle for TIME (10m, 2h)' -r
 complete -c farpage -n "__fish_farpage_using_subcommand run" -l stats-json -d 'Stay as the parent and write the counters to FILE as one JSON object when the program ends (-: stderr)' -r -F
-complete -c farpage -n "__fish_farpage_using_subcommand run" -l report -d 'Stay as the parent, look at all processes some times a second, and write a page with charts to FILE when the program ends' -r -F
-complete -c farpage -n "__fish_farpage_using_subcommand run" -l user -d 'Run the program as this user (only root; the program keeps no privilege but /dev/userfaultfd, open)' -r -f -a "(__fish_complete_users)"
+complete -c farpage -n "__fish_farpage_using_subcommand run" -l report -d 'Write a page with charts to FILE at the end' -r -F
+complete -c farpage -n "__fish_farpage_using_subcommand run" -l user -d 'Run the program as this user (only root)' -r -f -a "(__fish_complete_users)"
 complete -c farpage -n "__fish_farpage_using_subcommand run" -l trace -d 'Record in FILE which pages are touched, for seed-bench sim (slow: each has a fault); processes after the first write to FILE.PID' -r -F
 complete -c farpage -n "__fish_farpage_using_subcommand run" -l verify -d 'Keep a checksum of every swapped-out page and abort on a mismatch'
-complete -c farpage -n "__fish_farpage_using_subcommand run" -l stats -d 'Stay as the parent and print a table on stderr when the program ends'
+complete -c farpage -n "__fish_farpage_using_subcommand run" -l stats -d 'Print a table of counters at the end'
 complete -c farpage -n "__fish_farpage_using_subcommand run" -s v -l verbose -d 'Say on stderr what is done'
-complete -c farpage -n "__fish_farpage_using_subcommand run" -s q -l quiet -d 'No warnings, and no line at the end if the program mostly waited for memory'
+complete -c farpage -n "__fish_farpage_using_subcommand run" -s q -l quiet -d 'No warnings, and no last line'
 complete -c farpage -n "__fish_farpage_using_subcommand run" -l force -d 'Try programs that farpage would refuse (static, setuid, other architecture) and kernels it would refuse'
-complete -c farpage -n "__fish_farpage_using_subcommand run" -s h -l help -d 'Print help'
+complete -c farpage -n "__fish_farpage_using_subcommand run" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c farpage -n "__fish_farpage_using_subcommand attach" -s m -l ram -l memory -d 'Budget: most resident anonymous memory of it and of what it starts' -r
-complete -c farpage -n "__fish_farpage_using_subcommand attach" -l swap -d 'Swap device; may be repeated [default: zram, then file:/var/tmp]' -r
+complete -c farpage -n "__fish_farpage_using_subcommand attach" -l swap -d 'Swap device [default: zram, then file:/var/tmp]' -r
 complete -c farpage -n "__fish_farpage_using_subcommand attach" -l readahead -d 'Readahead, parts separated by commas: none, stream, vma or slot; page_cluster=N (at most 2^N pages at a time); vma_ra_enabled=0|1; exact (pages wait for their touch, so that hits are exact) [default: stream,page_cluster=5]' -r
 complete -c farpage -n "__fish_farpage_using_subcommand attach" -l idle-poll -d 'Keep idle CPUs from sleeping while faults come fast (auto: on machines of up to 8 CPUs)' -r -f -a "auto\t''
 always\t''
 never\t''"
-complete -c farpage -n "__fish_farpage_using_subcommand attach" -l idle -d 'Park each process by itself after it has been idle for TIME (90s, 10m, 2h): less than a hundredth of a CPU. What can be swapped out goes, and comes back when it is used' -r
+complete -c farpage -n "__fish_farpage_using_subcommand attach" -l idle -d 'Park each process that was idle for TIME (10m, 2h)' -r
 complete -c farpage -n "__fish_farpage_using_subcommand attach" -l tree -d 'Attach to all that it has started, too: one budget for all of them'
 complete -c farpage -n "__fish_farpage_using_subcommand attach" -l verify -d 'Keep a checksum of every swapped-out page and abort on a mismatch'
 complete -c farpage -n "__fish_farpage_using_subcommand attach" -s v -l verbose -d 'Say on stderr what is done'
-complete -c farpage -n "__fish_farpage_using_subcommand attach" -s h -l help -d 'Print help'
+complete -c farpage -n "__fish_farpage_using_subcommand attach" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c farpage -n "__fish_farpage_using_subcommand guard" -l cgroup -d 'Watch this memory cgroup, and those below it, as far as they have limits; may be repeated [default: the cgroup whose limit this process has, else the machine]' -r -F
 complete -c farpage -n "__fish_farpage_using_subcommand guard" -l keep -d 'What shall be left of each, SIZE or a share of it: it acts when less is, or will be within a second' -r
 complete -c farpage -n "__fish_farpage_using_subcommand guard" -l only -d 'Only those for whom RULE holds, or another --only' -r
 complete -c farpage -n "__fish_farpage_using_subcommand guard" -l never -d 'Not those for whom RULE holds' -r
-complete -c farpage -n "__fish_farpage_using_subcommand guard" -l swap -d 'Swap device; may be repeated [default: zram, then file:/var/tmp]' -r
+complete -c farpage -n "__fish_farpage_using_subcommand guard" -l swap -d 'Swap device [default: zram, then file:/var/tmp]' -r
 complete -c farpage -n "__fish_farpage_using_subcommand guard" -l readahead -d 'Readahead, parts separated by commas: none, stream, vma or slot; page_cluster=N (at most 2^N pages at a time); vma_ra_enabled=0|1; exact (pages wait for their touch, so that hits are exact) [default: stream,page_cluster=5]' -r
 complete -c farpage -n "__fish_farpage_using_subcommand guard" -l idle-poll -d 'Keep idle CPUs from sleeping while faults come fast (auto: on machines of up to 8 CPUs)' -r -f -a "auto\t''
 always\t''
 never\t''"
-complete -c farpage -n "__fish_farpage_using_subcommand guard" -l idle -d 'Park each process by itself after it has been idle for TIME (90s, 10m, 2h): less than a hundredth of a CPU. What can be swapped out goes, and comes back when it is used' -r
+complete -c farpage -n "__fish_farpage_using_subcommand guard" -l idle -d 'Park each process that was idle for TIME (10m, 2h)' -r
 complete -c farpage -n "__fish_farpage_using_subcommand guard" -s n -l dry-run -d 'Say what would be done, and do nothing'
 complete -c farpage -n "__fish_farpage_using_subcommand guard" -l verify -d 'Keep a checksum of every swapped-out page and abort on a mismatch'
-complete -c farpage -n "__fish_farpage_using_subcommand guard" -s h -l help -d 'Print help'
+complete -c farpage -n "__fish_farpage_using_subcommand guard" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c farpage -n "__fish_farpage_using_subcommand park" -s v -l verbose -d 'Say on stderr what is done'
 complete -c farpage -n "__fish_farpage_using_subcommand park" -s h -l help -d 'Print help'
 complete -c farpage -n "__fish_farpage_using_subcommand unpark" -s v -l verbose -d 'Say on stderr what is done'
@@ -172,4 +172,4 @@ function __farpage_program
 end
 complete -c farpage -n "contains -- -- (commandline -opc)" -f -k -a "(__farpage_program)"
 complete -c farpage -n "__fish_farpage_using_subcommand attach; or __fish_farpage_using_subcommand park; or __fish_farpage_using_subcommand unpark; or __fish_farpage_using_subcommand set; or __fish_farpage_using_subcommand stat" -x -a "(__fish_complete_pids)"
-complete -c farpage -l swap -x -a "zram ram file: nbd:// redis://"
+complete -c farpage -l swap -x -a "zram file: nbd:// redis://"

@@ -59,7 +59,7 @@ fn with_values(shell: Shell, text: &str) -> String {
         Shell::Zsh => {
             let values = |line: &str| match line {
                 _ if line.contains(":pid -- ") => line.replace(":_default'", ":_pids'"),
-                _ if line.contains("--swap=") => line.replace(":_default'", ":(zram ram file\\: nbd\\:// redis\\://)'"),
+                _ if line.contains("--swap=") => line.replace(":_default'", ":(zram file\\: nbd\\:// redis\\://)'"),
                 _ => line.to_owned(),
             };
             text.lines().map(|line| values(line) + "\n").collect()
@@ -83,7 +83,7 @@ const BASH: &str = r#"_farpage() {
     done
     case "$before" in
         --swap)
-            COMPREPLY=($(compgen -W "zram ram file: nbd:// redis://" -- "$cur"))
+            COMPREPLY=($(compgen -W "zram file: nbd:// redis://" -- "$cur"))
             return
             ;;
         attach|park|set|stat|unpark)
@@ -105,7 +105,7 @@ const FISH: &str = r#"function __farpage_program
 end
 complete -c farpage -n "contains -- -- (commandline -opc)" -f -k -a "(__farpage_program)"
 complete -c farpage -n "__fish_farpage_using_subcommand attach; or __fish_farpage_using_subcommand park; or __fish_farpage_using_subcommand unpark; or __fish_farpage_using_subcommand set; or __fish_farpage_using_subcommand stat" -x -a "(__fish_complete_pids)"
-complete -c farpage -l swap -x -a "zram ram file: nbd:// redis://"
+complete -c farpage -l swap -x -a "zram file: nbd:// redis://"
 "#;
 
 /// The command without the subcommands that it starts itself: completions would offer them.
@@ -123,7 +123,7 @@ fn for_users(command: &Command) -> Command {
 /// What the short help leaves out has its place in the manual.
 fn with_long_help(command: Command) -> Command {
     let names: Vec<String> = command.get_subcommands().map(|c| c.get_name().to_owned()).collect();
-    let command = command.mut_args(|argument| argument.hide_short_help(false));
+    let command = command.mut_args(|argument| argument.hide_short_help(false).hide_long_help(false));
     names.into_iter().fold(command, |command, name| command.mut_subcommand(name, with_long_help))
 }
 
@@ -152,7 +152,8 @@ fn manual(command: &Command, made: &mut Files) {
 /// What stands below the help. Lines that begin with a space are kept as they are: tables and examples.
 fn remarks(command: &Command) -> Roff {
     let mut roff = Roff::new();
-    let text = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+    let text = command.get_after_long_help().or(command.get_after_help());
+    let text = text.map(ToString::to_string).unwrap_or_default();
     let (before, examples) = text.split_once("Examples:\n").unwrap_or((&text, ""));
     for (heading, text) in [("NOTES", before), ("EXAMPLES", examples)] {
         if text.trim().is_empty() {
