@@ -2,6 +2,7 @@
 
 use crate::args::DoctorArgs;
 use crate::budget::Machine;
+use crate::defaults::{self, Defaults};
 use crate::doctor_swap;
 use crate::failure::Result;
 use crate::output::SCHEMA;
@@ -28,6 +29,7 @@ pub fn main(args: &DoctorArgs) -> Result<ExitCode> {
         wake_up: WakeUp::measure(),
         machine: Machine::read(),
         library: preload::find(),
+        defaults: Defaults::read(),
         settings: SETTINGS.map(|(name, path)| (name, setting(path))),
         disk: free_for_files(),
     };
@@ -53,6 +55,7 @@ struct Report {
     wake_up: WakeUp,
     machine: Result<Machine>,
     library: Result<std::path::PathBuf>,
+    defaults: Result<Defaults>,
     settings: [(&'static str, Option<String>); 5],
     /// Bytes that are free where swap files go, if one can be made there.
     disk: rustix::io::Result<u64>,
@@ -78,7 +81,7 @@ fn setting(path: &str) -> Option<String> {
 
 impl Report {
     fn works(&self) -> bool {
-        self.probe.verdict().is_ok() && self.library.is_ok()
+        self.probe.verdict().is_ok() && self.library.is_ok() && self.defaults.is_ok()
     }
 
     fn text(&self, all: bool) -> String {
@@ -105,13 +108,28 @@ impl Report {
                 let limit = machine.limit.as_ref();
                 let limit = limit.map(|l| format!("{} ({})", size::format(l.bytes), l.file.display()));
                 line("memory cgroup limit", limit.unwrap_or_else(|| "none".into()));
-                let budget = machine.budget(None);
+                let budget = machine.budget(self.ram());
                 line("budget without --ram", budget.map_or_else(|f| f.sentence, |b| size::format(b.bytes)));
             }
             Err(failure) => line("budget without --ram", format!("none: {}", failure.sentence)),
         }
-        line("swap files without --swap", format!("{FILES}: {}", self.files()));
+        let defaults = self.defaults.as_ref().map_or(&[][..], |defaults| &defaults.0);
+        if defaults.iter().all(|default| default.option != "swap") {
+            line("swap files without --swap", format!("{FILES}: {}", self.files()));
+        }
+        for default in defaults {
+            line(&format!("--{} by default", default.option), format!("{} ({})", default.value(), default.origin));
+        }
+        if defaults.is_empty() && self.defaults.is_ok() {
+            let files: Vec<_> = defaults::files().iter().map(|path| path.display().to_string()).collect();
+            line("other defaults", format!("none in {}", files.join(" or ")));
+        }
         facts
+    }
+
+    /// The default of `--ram`, if there is one.
+    fn ram(&self) -> Option<&str> {
+        self.defaults.as_ref().ok()?.of("ram")?.values.first().map(String::as_str)
     }
 
     /// Where a program's swap file would be, by default.
@@ -211,7 +229,7 @@ impl Report {
                  sandbox's seccomp profile\n",
             );
         }
-        if let Err(failure) = &self.library {
+        for failure in [self.library.as_ref().err(), self.defaults.as_ref().err()].into_iter().flatten() {
             out.push_str(&format!("{}\n", failure.sentence));
             failure.details.iter().for_each(|line| out.push_str(&format!("  {line}\n")));
         }
@@ -269,9 +287,15 @@ impl Report {
         object["ram_bytes"] = json!(machine.map(|m| m.total));
         object["available_bytes"] = json!(machine.map(|m| m.available));
         object["cgroup_limit_bytes"] = json!(machine.and_then(|m| Some(m.limit.as_ref()?.bytes)));
-        object["default_budget_bytes"] = json!(machine.and_then(|m| Some(m.budget(None).ok()?.bytes)));
+        object["default_budget_bytes"] = json!(machine.and_then(|m| Some(m.budget(self.ram()).ok()?.bytes)));
         object["swap_files_free_bytes"] = json!(self.disk.ok());
         object["preload_library"] = json!(self.library.as_ref().ok().map(|p| p.display().to_string()));
+        let mut defaults = json!({});
+        for default in self.defaults.iter().flat_map(|defaults| &defaults.0) {
+            defaults[&default.option] = json!({ "values": default.values, "from": default.origin });
+        }
+        object["defaults"] = defaults;
+        object["defaults_error"] = json!(self.defaults.as_ref().err().map(|failure| &failure.sentence));
         let refusal = probe.verdict().err();
         object["refusal"] = json!(refusal.as_ref().map(|r| &r.sentence));
         object["help"] = json!(refusal.map(|r| r.help).unwrap_or_default());

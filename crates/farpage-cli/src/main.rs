@@ -5,6 +5,7 @@ mod attach;
 mod bench;
 mod budget;
 mod cgroup;
+mod defaults;
 mod doctor;
 mod doctor_swap;
 mod early;
@@ -35,11 +36,13 @@ use args::{Cli, Command};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser};
 use farpage_command::{failure, output, process};
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
     early::restore_sigpipe();
-    let cli = match Cli::try_parse() {
+    let arguments: Vec<OsString> = std::env::args_os().collect();
+    let cli = match Cli::try_parse_from(&arguments) {
         Ok(cli) => cli,
         Err(mut error) => {
             // "To pass it as a value, use --": that would make it the program.
@@ -55,7 +58,16 @@ fn main() -> ExitCode {
     };
     // Scripts tell by 125 that no program ran; of other subcommands only success and failure are told apart.
     let runs = matches!(cli.command, Command::Run(_));
-    let result = match cli.command {
+    let result = defaults::add(cli, &arguments)
+        .and_then(|(cli, defaults)| main_of(cli.command).map_err(|failure| defaults.explain(failure)));
+    result.unwrap_or_else(|why| {
+        failure::say(&why);
+        ExitCode::from(if why.status == failure::FAILED && !runs { 1 } else { why.status })
+    })
+}
+
+fn main_of(command: Command) -> failure::Result<ExitCode> {
+    match command {
         Command::Run(args) => run::main(args),
         Command::Attach(args) => attach::main(&args),
         Command::Guard(args) => guard::main(&args),
@@ -73,11 +85,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::main(&args),
         Command::BenchWorkload { spec } => farpage_bench::compare::child::main(&spec),
         Command::BenchGuard => Ok(farpage_bench::compare::kernel::guard()),
-    };
-    result.unwrap_or_else(|why| {
-        failure::say(&why);
-        ExitCode::from(if why.status == failure::FAILED && !runs { 1 } else { why.status })
-    })
+    }
 }
 
 /// Options of other tools for what is `--ram` here.

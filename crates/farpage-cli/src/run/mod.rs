@@ -17,6 +17,7 @@ mod supervise;
 
 use crate::args::{EngineArgs, RunArgs};
 use crate::budget::{Budget, budget, budget_of, never_acts};
+use crate::defaults;
 use crate::early;
 use crate::failure::{Failure, OrCannot, Result, say, shown, why};
 use crate::preload;
@@ -126,6 +127,7 @@ pub fn main(args: RunArgs) -> Result<ExitCode> {
     }
     image.set("LD_PRELOAD", &preload::ld_preload(&library, std::env::var_os("LD_PRELOAD").as_deref()))?;
     image.unset(conf::ENV_STAT_FD);
+    image.unset(defaults::ENV_RAM);
     match device {
         Some(device) => image.set(conf::ENV_UFFD_FD, device.as_raw_fd().to_string().as_bytes())?,
         None => image.unset(conf::ENV_UFFD_FD),
@@ -274,6 +276,21 @@ fn engine_configuration(bytes: u64, args: &EngineArgs) -> Result<Conf> {
     check_memory(&conf.swap, conf.ram)
         .map_err(|e| Failure::new(format!("--swap: {}: {}", e.name, e.reason)).help(e.remedy))?;
     Ok(conf)
+}
+
+/// Whether an option can have a value, as far as its text says.
+///
+/// # Errors
+/// It cannot.
+pub fn check_option(option: &str, value: &str) -> Result<()> {
+    let conf_error = |error: conf::ConfError| Failure::new(format!("--{option}: {error}"));
+    match option {
+        "ram" | "ram-per-process" => budget_of(&format!("--{option}"), Some(value)).map(drop),
+        "swap" => parse_spec(OsStr::new(value)).map(drop),
+        "idle" => conf::parse_idle(value).map(drop).map_err(conf_error),
+        "readahead" => conf::parse_readahead(value).map(drop).map_err(conf_error),
+        _ => Ok(()),
+    }
 }
 
 /// For a program that runs already: what `farpage run` would have told it, and the text of that. It does not expect
