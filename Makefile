@@ -114,11 +114,12 @@ INSTALL ?= install
 STRIP ?= strip
 STRIPPED := $(if $(STRIP),-s --strip-program=$(STRIP))
 PAGES := crates/farpage-cli/pages
-DOCUMENTS := README.md CONTRIBUTING.md CHANGELOG.md LICENSE-APACHE LICENSE-MIT crates/farpage-c/examples/table.c \
+DOCUMENTS := README.md CHANGELOG.md LICENSE-APACHE LICENSE-MIT crates/farpage-c/examples/table.c \
 	$(addprefix packaging/,60-userfaultfd.rules sysusers.conf farpage-guard.service service.conf compose.yaml \
 	Containerfile)
-# Their pages, and what these show.
-DOCUMENT_PAGES := $(filter-out docs/SUMMARY.md,$(wildcard docs/*.md docs/*/*.md docs/pictures/*))
+# The pages for users, and what these show. Those for developers belong to the source.
+DOCUMENT_PAGES := docs/README.md $(wildcard docs/user/*.md docs/pictures/*)
+NOT_INSTALLED := ((docs/)?(dev|decisions|measurements)|crates|tests|python)/|CONTRIBUTING\.md
 
 ## make install [PREFIX=/usr/local] [DESTDIR=]: the command with its manual and completions, and the C library
 install: build
@@ -143,9 +144,12 @@ install: build
 	$(INSTALL) -m 644 $(DOCUMENTS) $(DESTDIR)$(DOCDIR)
 	$(INSTALL) -d $(addprefix $(DESTDIR)$(DOCDIR)/,$(sort $(dir $(DOCUMENT_PAGES))))
 	for page in $(DOCUMENT_PAGES); do $(INSTALL) -m 644 $$page $(DESTDIR)$(DOCDIR)/$$page || exit; done
-	# What is installed is beside the README; a link to what is not becomes its words.
-	sed -i -E -e 's#\]\(((\.\./)*)(packaging|crates/farpage-c/examples)/#](\1#g' \
-		-e 's#\[([^]]*)\]\((\.\./)*(crates|tests|python)/[^)]*\)#\1#g' \
+	# What is installed is beside the README. Of what is not, a row of a table goes, a reference in parentheses goes, and
+	# another link becomes its words.
+	sed -i -zE -e 's#\]\(((\.\./)*)(packaging|crates/farpage-c/examples)/#](\1#g' \
+		-e 's#\n\|[^\n]*\]\((\.\./)*($(NOT_INSTALLED))[^\n]*##g' \
+		-e 's#[[:space:]]+\(\[[^]]*\]\((\.\./)*($(NOT_INSTALLED))[^)]*\)\)##g' \
+		-e 's#\[([^]]*)\]\((\.\./)*($(NOT_INSTALLED))[^)]*\)#\1#g' \
 		$(addprefix $(DESTDIR)$(DOCDIR)/,$(filter %.md,$(DOCUMENTS) $(DOCUMENT_PAGES)))
 	# Programs find a new library by the loader's cache. Only root can write it, and packagers have their own way.
 	$(if $(DESTDIR),,-@ldconfig 2>/dev/null || true)

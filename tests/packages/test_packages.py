@@ -105,10 +105,11 @@ class Install(Packages):
 
     def test_everything_has_its_place_and_goes(self):
         library = f"lib/libfarpage.so.{VERSION}"
-        documents = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE-APACHE", "LICENSE-MIT", "table.c",
+        documents = ["README.md", "CHANGELOG.md", "LICENSE-APACHE", "LICENSE-MIT", "table.c",
                      "60-userfaultfd.rules", "sysusers.conf", "farpage-guard.service", "service.conf", "compose.yaml",
                      "Containerfile"]
-        documents += [f"docs/{name}" for name in files_below(ROOT / "docs") if name not in ("SUMMARY.md", "book.toml")]
+        pages = [f"docs/{name}" for name in files_below(ROOT / "docs")]
+        documents += ["docs/README.md"] + [page for page in pages if page.startswith(("docs/user/", "docs/pictures/"))]
         wanted = {"bin/farpage", "lib/farpage/libfarpage_preload.so", library, "lib/libfarpage.so.0",
                   "lib/libfarpage.so", "lib/libfarpage.a", "lib/pkgconfig/farpage.pc", "include/farpage.h",
                   "share/bash-completion/completions/farpage", "share/fish/vendor_completions.d/farpage.fish",
