@@ -88,7 +88,7 @@ setup-tests: setup
 	@scripts/setup-tests.sh
 
 # The command and the library it preloads lie side by side in target/release. So the command need not carry the library,
-# as it does for cargo install. The benches of parts are a command of their own: cargo run --release -p seed-bench
+# as it does for cargo install. Measurements for developers: cargo run --release -p seed-bench
 build:
 	cargo build --profile $(PROFILE) --quiet $(PARTS_$(PROFILE))
 
@@ -287,10 +287,11 @@ BENCH_OUT ?= target/bench
 
 ## make bench: farpage against the kernel's swap; report in target/bench
 bench: setup build
+	cargo build --profile $(PROFILE) --quiet -p seed-bench
 	@mkdir -p $(BENCH_OUT)
 	@for mode in $(BENCH_MODES); do \
 		echo "mode $$mode"; \
-		$(FARPAGE) bench compare --mode $$mode --rounds $(BENCH_ROUNDS) --workload $(BENCH_WORKLOADS) \
+		$(BUILT)/farpage-bench compare --mode $$mode --rounds $(BENCH_ROUNDS) --workload $(BENCH_WORKLOADS) \
 			--json $(BENCH_OUT)/compare-$$mode.json --html $(BENCH_OUT)/compare-$$mode.html || exit 1; \
 	done
 

@@ -151,7 +151,7 @@ class Pages(unittest.TestCase):
             self.assertIn("SEE ALSO", re.sub("\x1b\\[[0-9]*m|.\b", "", done.stdout), page)
 
     def test_the_manual_has_every_command(self):
-        names = ("run", "attach", "park", "set", "stat", "doctor", "size", "bench", "bench-compare")
+        names = ("run", "attach", "park", "set", "stat", "doctor", "size", "bench", "bench-program")
         self.assertLessEqual({"farpage.1"} | {f"farpage-{name}.1" for name in names}, set(MANUAL))
 
     def test_bash_completes(self):
@@ -163,7 +163,7 @@ class Pages(unittest.TestCase):
         self.assertIn("run", offered(""))
         self.assertEqual(offered("sta"), ["stat"])
         self.assertEqual(offered("run", "--stats-"), ["--stats-json"])
-        self.assertNotIn("bench-workload", offered(""))
+        self.assertNotIn("bench-guard", offered(""))
 
     def test_other_shells_read_theirs(self):
         for shell, name in (("zsh", "_farpage"), ("fish", "farpage.fish")):

@@ -27,7 +27,7 @@ TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
 LIBRARIES = TARGET / os.environ.get("PROFILE", "checked")
 FARPAGE = LIBRARIES / "farpage"
 PRELOAD = LIBRARIES / "libfarpage_preload.so"
-SEED_BENCH = LIBRARIES / "seed-bench"
+BENCH = LIBRARIES / "farpage-bench"
 REGIONS = LIBRARIES / "libfarpage.so"
 BUILT = TARGET / "tests" / "situations"
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import unittest
 
-from situation import FARPAGE, Situation, unless_root
+from situation import BENCH, FARPAGE, Situation, unless_root
 
 # More than its budget of what does not compress; then it waits.
 FILL = """
@@ -103,7 +103,7 @@ class Files(Situation):
         report = self.dir / "report"
         plant = (f"umask 0; for name in .farpage-bench-$$ .farpage-bench-swap-$$; do ln -s {victim} {place}/$name; done"
                  '; exec "$@"')
-        bench = [FARPAGE, "bench", "compare", "--no-kernel", "--ram", "16M", "--data", "24M", "--rounds", "1",
+        bench = [BENCH, "compare", "--no-kernel", "--ram", "16M", "--data", "24M", "--rounds", "1",
                  "--workload", "fill", "--swap", f"file:{place}"]
         done = self.run_plain("sh", "-c", plant, "sh", *bench, "--dir", place, "--json", report)
         self.assertEqual(done.returncode, 0, done.stderr)

@@ -3,7 +3,7 @@
 import json
 import unittest
 
-from situation import SEED_BENCH, Situation, build
+from situation import BENCH, Situation, build
 
 MIB = 40
 RAM = "32M"
@@ -32,7 +32,7 @@ class Loops(Situation):
         self.assertEqual((done.returncode, done.stdout), (0, "ok\n"), done.stderr)
         counted = json.loads(stats.read_text())
         memory = counted["resident_bytes"] + counted["cached_bytes"]
-        sim = [SEED_BENCH, "sim", "--trace", trace, "--policy", "run", "--ram", str(memory), "--json", "-"]
+        sim = [BENCH, "sim", "--trace", trace, "--policy", "run", "--ram", str(memory), "--json", "-"]
         said = json.loads(self.run_plain(*sim).stdout)["rows"][0]
         self.assertGreater(counted["pswpin"], 20_000, counted)
         out = counted["pswpout"] + counted["swpout_clean"]

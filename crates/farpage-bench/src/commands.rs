@@ -1,10 +1,27 @@
 //! Which commands there are.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The directories of `PATH`.
 pub fn path() -> Vec<PathBuf> {
     std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()).collect()
+}
+
+/// The file that this process runs.
+pub fn this() -> PathBuf {
+    let path = PathBuf::from("/proc/self/exe");
+    fs::read_link(&path).unwrap_or(path)
+}
+
+/// `farpage`: this process, or, of `farpage-bench`, what lies beside it, or is installed.
+pub fn farpage() -> PathBuf {
+    let this = this();
+    if !this.ends_with("farpage-bench") {
+        return this;
+    }
+    let beside = this.with_file_name("farpage");
+    if beside.is_file() { beside } else { "farpage".into() }
 }
 
 /// Whether a directory has all of these commands.

@@ -1,5 +1,5 @@
-//! Measurements for users: `farpage bench` and `farpage size`; page traces. Those of farpage's parts are the command
-//! `seed-bench`.
+//! Measurements: `farpage bench` and `farpage size`, for users; `compare` and `tree` of the command `farpage-bench`
+//! (crate `seed-bench`), which has those of farpage's parts, too; page traces.
 
 pub mod anonymous;
 mod commands;

@@ -194,14 +194,8 @@ pub enum Command {
     /// Say how much RAM a program needs: how long it takes, by how much it has
     #[command(after_help = farpage_bench::size::EXAMPLES)]
     Size(farpage_bench::size::SizeArgs),
-    /// Measure farpage
+    /// Compare farpage with the kernel's swap
     Bench(crate::bench::BenchArgs),
-    /// A workload process of `bench`
-    #[command(hide = true)]
-    BenchWorkload {
-        /// What it is to do, JSON
-        spec: String,
-    },
     /// Cleans up behind `bench`
     #[command(hide = true)]
     BenchGuard,
@@ -345,7 +339,7 @@ pub struct RunArgs {
     /// Names or numbers. The program keeps no privilege but /dev/userfaultfd, open.
     #[arg(long, value_name = "USER[:GROUP]", value_hint = ValueHint::Username)]
     pub user: Option<String>,
-    /// Record in FILE which pages are touched, for seed-bench sim (slow: each has a fault); processes after the first
+    /// Record in FILE which pages are touched, for farpage-bench sim (slow: each has a fault); processes after the first
     /// write to FILE.PID
     #[arg(long, value_name = "FILE", conflicts_with = "readahead", hide = true)]
     pub trace: Option<PathBuf>,
@@ -497,7 +491,7 @@ mod tests {
         let shown = Cli::command().find_subcommand("stat").cloned().unwrap().term_width(80).render_help().to_string();
         assert!(shown.contains(STAT_EXAMPLES), "{shown}");
         let told = texts(&Cli::command());
-        assert!(told.iter().filter(|(_, text)| !text.is_empty()).count() > 12);
+        assert!(told.iter().filter(|(_, text)| !text.is_empty()).count() > 10);
         for (name, text) in told {
             let lines: Vec<&str> = text.lines().chain([""]).collect();
             for pair in lines.windows(2) {

@@ -83,7 +83,6 @@ fn main_of(command: Command) -> failure::Result<ExitCode> {
         Command::Doctor(args) => doctor::main(&args),
         Command::Size(args) => farpage_bench::size::main(&args, |program| preload::did_not_start(program)),
         Command::Bench(args) => bench::main(&args),
-        Command::BenchWorkload { spec } => farpage_bench::compare::child::main(&spec),
         Command::BenchGuard => Ok(farpage_bench::compare::kernel::guard()),
     }
 }

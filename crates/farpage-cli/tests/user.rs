@@ -158,10 +158,11 @@ fn regions_and_their_bench_work_for_a_plain_user() {
         println!("skipped: no userfaultfd(2) here, not even for user mode");
         return;
     }
-    let (_dir, exe) = public_copy();
+    let dir = common::public_tempdir();
+    let exe = dir.path().join("farpage-bench");
+    common::install(common::bench(), &exe);
     let mut command = Command::new(&exe);
-    command.uid(NOBODY).gid(NOBODY).env("FARPAGE_PRELOAD", common::inert());
-    command.args(["bench", "compare", "--ram", "16M", "--data", "40M", "--rounds", "1"]);
+    command.uid(NOBODY).gid(NOBODY).args(["compare", "--ram", "16M", "--data", "40M", "--rounds", "1"]);
     command.args(["--workload", "rand-rmw", "--swap", "zram", "--json", "-"]);
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let bench = child.id();

@@ -2,7 +2,7 @@
 //!
 //! Its decoder checks every bound and is the most fuzzed there is. Of a page of a Python heap it takes a third to a
 //! half of the time of `lz4_flex`, of text two thirds, of index words a tenth more (`docs/measurements/`). Callers:
-//! [`super::codec`], and `seed-bench io`. It allocates nothing by itself and takes no lock.
+//! [`super::codec`], and `farpage-bench io`. It allocates nothing by itself and takes no lock.
 
 use lz4_sys::{LZ4_compressBound, LZ4_decompress_safe, c_int};
 use std::ffi::{c_char, c_void};

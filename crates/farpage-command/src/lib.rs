@@ -1,6 +1,6 @@
 //! What the commands share: how they fail, what they write, and how they say what they are doing.
 //!
-//! Callers: `farpage`, `seed-bench`. The only state is the line of [`progress`].
+//! Callers: `farpage`, `farpage-bench`. The only state is the line of [`progress`].
 
 pub mod failure;
 pub mod machine;

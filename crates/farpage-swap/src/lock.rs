@@ -2,7 +2,7 @@
 //!
 //! A [`Lock`] is a mutex whose every acquisition names a [`Site`]. What is done with that is up to its [`Meter`], a
 //! type parameter: `()` does nothing and compiles to the bare mutex, so that one program can have both the engine's
-//! locks and the counted ones of `seed-bench`.
+//! locks and the counted ones of `farpage-bench`.
 //!
 //! Callers: `cluster`, `table`; the bench for its other allocators. The order of locks is in docs/dev/locking.md.
 

@@ -6,7 +6,7 @@
 //! [`Fifo`], [`Clock`], exact [`Lru`], [`S3Fifo`] and Belady's [`Opt`], which knows the future. [`Synthetic`] and
 //! [`Mix`] make the traces that the goals name.
 //!
-//! Called by `seed-bench sim` and by the tests of the policy. Pure, one thread, no locks.
+//! Called by `farpage-bench sim` and by the tests of the policy. Pure, one thread, no locks.
 
 mod classic;
 mod opt;

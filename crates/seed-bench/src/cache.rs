@@ -1,4 +1,4 @@
-//! `seed-bench cache`: what it costs to know where a swapped-out page is.
+//! `farpage-bench cache`: what it costs to know where a swapped-out page is.
 //!
 //! A page goes out and comes back: slot, bound to its frame, written (begin, end), unbound with a shadow; bound again,
 //! unbound, freed. The swap table does that with the cluster's lock only. Two indexes of the kind that kernels up to
@@ -22,7 +22,7 @@ const BATCH: usize = 64;
 
 static INDEX: Site = Site { index: 28, lock: "index", name: "tree" };
 
-/// `seed-bench cache`.
+/// `farpage-bench cache`.
 #[derive(Debug, Args)]
 pub struct CacheArgs {
     /// Threads
@@ -188,7 +188,7 @@ fn run<M: Meter>(variant: usize, args: &CacheArgs) -> (f64, f64, f64) {
 /// Runs the subcommand.
 pub fn main(args: &CacheArgs) -> Result<ExitCode> {
     let mut rates: [Vec<f64>; 3] = Default::default();
-    let progress = progress::begin("seed-bench cache");
+    let progress = progress::begin("farpage-bench cache");
     for round in 1..=args.rounds {
         progress::step(format_args!("round {round} of {}", args.rounds));
         for (variant, rates) in rates.iter_mut().enumerate() {

@@ -1,4 +1,4 @@
-//! `seed-bench lru`: adding pages to shared lists one by one, in batches, and in batches spliced.
+//! `farpage-bench lru`: adding pages to shared lists one by one, in batches, and in batches spliced.
 //!
 //! Each thread adds pages of its own to four lists (active and inactive, of two budget groups) and then frees them in
 //! batches, again and again. Throughput and the lock's times are of the adding; they are taken in runs of their own,
@@ -24,15 +24,15 @@ Variants: one-by-one (the lock for each page), batched (the lock for 31 pages, l
     holder that was preempted.
 
 Examples:
-  seed-bench lru
-  seed-bench lru --threads 2 --json lru.json";
+  farpage-bench lru
+  farpage-bench lru --threads 2 --json lru.json";
 
 const VARIANTS: [(&str, Linking); 3] =
     [("one-by-one", Linking::OneByOne), ("batched", Linking::Batched), ("spliced", Linking::Spliced)];
 /// Pages of a thread: a multiple of 31, so that its batches are full.
 const PAGES: u32 = 31 * 64;
 
-/// `seed-bench lru`.
+/// `farpage-bench lru`.
 #[derive(Debug, Args)]
 pub struct LruArgs {
     /// Write the rows to FILE as one JSON object (-: stdout)
@@ -107,7 +107,7 @@ fn run<M: Meter>(how: Linking, threads: u32, time: Duration) -> Outcome {
 
 /// Runs the subcommand.
 pub fn main(args: &LruArgs) -> Result<ExitCode> {
-    let _progress = progress::begin("seed-bench lru");
+    let _progress = progress::begin("farpage-bench lru");
     let (ns_per_tick, clock_ns) = meter::calibrate();
     let time = Duration::from_millis(args.time);
     let mut rows = Vec::new();

@@ -1,4 +1,4 @@
-//! `seed-bench`: measurements of farpage's parts, for work on them. Those for users are `farpage bench`.
+//! `farpage-bench`: measurements of farpage and of its parts, for work on them. Those for users are `farpage bench`.
 
 mod cache;
 mod io;
@@ -9,7 +9,7 @@ mod sim;
 mod slots;
 
 use clap::{Parser, Subcommand};
-use farpage_bench::compare;
+use farpage_bench::{compare, tree};
 use farpage_command::{failure, output, progress};
 use std::process::ExitCode;
 
@@ -17,9 +17,9 @@ use std::process::ExitCode;
 #[global_allocator]
 static ALLOCATOR: farpage_base::mem::count::Counting = farpage_base::mem::count::Counting;
 
-/// Measure farpage's parts
+/// Measure farpage and its parts
 #[derive(Debug, Parser)]
-#[command(name = "seed-bench", version)]
+#[command(name = "farpage-bench", version)]
 struct Cli {
     /// What to measure.
     #[command(subcommand)]
@@ -28,6 +28,12 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Patterns of access on the kernel's swap and under farpage, with equal memory
+    #[command(after_help = compare::EXAMPLES)]
+    Compare(compare::CompareArgs),
+    /// Programs of several processes (make, Python's workers, pipes) on the kernel's swap and under one budget
+    #[command(after_help = tree::EXAMPLES)]
+    Tree(tree::TreeArgs),
     /// Measure page I/O: swap_writepage and swap_readpage of each device, synchronous and queued
     #[command(after_help = io::EXAMPLES)]
     Io(io::IoArgs),
@@ -45,13 +51,19 @@ enum Command {
     /// Adding pages to the lists: one by one, batched, spliced
     #[command(after_help = lru::EXAMPLES)]
     Lru(lru::LruArgs),
+    /// A workload process of `compare`
+    #[command(hide = true)]
+    BenchWorkload {
+        /// What it is to do, JSON
+        spec: String,
+    },
     /// The load of `readahead`
     #[command(hide = true)]
     BenchReadaheadLoad {
         /// What it is to do, JSON
         spec: String,
     },
-    /// Cleans up behind `readahead`
+    /// Cleans up behind all of them
     #[command(hide = true)]
     BenchGuard,
 }
@@ -60,6 +72,9 @@ fn main() -> ExitCode {
     // SAFETY: sets a default disposition; no handler is involved. A closed pipe ends this as any other command.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
     let result = match Cli::parse().command {
+        Command::Compare(args) => compare::main(&args),
+        Command::Tree(args) => tree::main(&args),
+        Command::BenchWorkload { spec } => compare::child::main(&spec),
         Command::Io(args) => io::main(&args),
         Command::Slots(args) => slots::main(&args),
         Command::Cache(args) => cache::main(&args),

@@ -1,4 +1,4 @@
-//! `seed-bench sim`: which page goes, for the engine's policy and for others, over page traces.
+//! `farpage-bench sim`: which page goes, for the engine's policy and for others, over page traces.
 
 use crate::failure::{Failure, Result};
 use crate::output::{SCHEMA, table_or_json};
@@ -30,15 +30,15 @@ Columns: reads are misses on pages that had been thrown out; first touches are t
     still in memory. out: pages thrown out; writes: those of them that had been written since they last were.
 
 Examples:
-  seed-bench sim --synthetic zipf:0.99
-  seed-bench sim --mix all --policy tree --policy parts --policy ours
-  seed-bench sim --trace tests/traces/sort.trace.zst --ram 25%
+  farpage-bench sim --synthetic zipf:0.99
+  farpage-bench sim --mix all --policy tree --policy parts --policy ours
+  farpage-bench sim --trace tests/traces/sort.trace.zst --ram 25%
   valgrind --tool=lackey --trace-mem=yes --log-fd=1 PROGRAM >program.trace
-  seed-bench sim --trace program.trace --save program.trace.zst
+  farpage-bench sim --trace program.trace --save program.trace.zst
   farpage run --ram 32M --trace faults -- PROGRAM
-  seed-bench sim --trace faults --policy run --ram 64M --ram 128M";
+  farpage-bench sim --trace faults --policy run --ram 64M --ram 128M";
 
-/// `seed-bench sim`.
+/// `farpage-bench sim`.
 #[derive(Debug, Args)]
 pub struct SimArgs {
     /// A recorded trace (-: stdin); may be repeated
@@ -101,7 +101,7 @@ struct Row {
 /// # Errors
 /// A trace or an argument that cannot be read, a file that cannot be written.
 pub fn main(args: &SimArgs) -> Result<ExitCode> {
-    let _progress = progress::begin("seed-bench sim");
+    let _progress = progress::begin("farpage-bench sim");
     let synthetic = |text: &String| {
         let kind = Synthetic::parse(text).map_err(|e| Failure::usage(format!("--synthetic: {e}")))?;
         progress::step(format_args!("making {text}"));

@@ -26,7 +26,7 @@
 //!
 //! One [`Lock`] around all lists, innermost: nothing is called while it is held. Words are changed without it.
 //!
-//! Measured by `seed-bench lru`, which is also why linking one by one is here. After the LRU splice of Daniel Jordan
+//! Measured by `farpage-bench lru`, which is also why linking one by one is here. After the LRU splice of Daniel Jordan
 //! (2018), with two things otherwise: there the bit was set before the page was on a list, and local lists were not
 //! told apart by list (docs/measurements/2026-11-24-seeds.md).
 

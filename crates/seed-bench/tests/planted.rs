@@ -13,7 +13,7 @@ fn no_planted_name_is_followed() {
     let plant = "for name in .farpage-bench-$$ .farpage-bench-swap-$$; do ln -s \"$VICTIM\" \"$PLACE/$name\"; done; \
                  umask 0; exec \"$@\"";
     let output = Command::new("sh")
-        .args(["-c", plant, "sh", env!("CARGO_BIN_EXE_seed-bench")])
+        .args(["-c", plant, "sh", env!("CARGO_BIN_EXE_farpage-bench")])
         .args(["io", "--pages", "1024", "--rounds", "1", "--dir"])
         .arg(&place)
         .arg("--json")

@@ -1,4 +1,4 @@
-//! `seed-bench`: it measures, its rows have what they are for, and no file stays behind.
+//! `farpage-bench`: it measures, its rows have what they are for, and no file stays behind.
 
 use serde_json::Value;
 use std::fs;
@@ -11,7 +11,7 @@ static ALONE: Mutex<()> = Mutex::new(());
 
 #[test]
 fn readahead_rows_have_what_they_are_for() {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_seed-bench"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_farpage-bench"));
     command.args(["readahead", "--ram", "8M", "--seconds", "1", "--background", "1", "--seek", "100", "--no-zram"]);
     command.args(["--variants", "none,vma", "--json", "-"]).stderr(Stdio::inherit());
     let output = command.output().unwrap();
@@ -35,7 +35,7 @@ fn readahead_rows_have_what_they_are_for() {
 
 /// Runs `io`: its rows, and what it said besides.
 fn io_rows(dir: &Path, path: Option<&str>) -> (Vec<Value>, String) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_seed-bench"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_farpage-bench"));
     command.args(["io", "--pages", "1024", "--rounds", "2", "--json", "-", "--dir"]).arg(dir);
     path.iter().for_each(|path| _ = command.env("PATH", path));
     let output = command.output().unwrap();

@@ -1,4 +1,4 @@
-//! `seed-bench sim` over the recorded traces of `tests/traces`: how good the engine's policy is, by counts.
+//! `farpage-bench sim` over the recorded traces of `tests/traces`: how good the engine's policy is, by counts.
 
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ fn traces() -> Vec<PathBuf> {
 }
 
 fn sim(arguments: &[&str]) -> Value {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_seed-bench"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_farpage-bench"));
     let output = command.arg("sim").args(arguments).args(["--json", "-"]).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     serde_json::from_slice(&output.stdout).unwrap()
@@ -70,7 +70,7 @@ fn a_trace_that_is_saved_is_the_same_trace() {
     let lines: String =
         (0..5000u64).map(|i| format!(" {} {:08x},4\n", ["L", "S"][i as usize % 2], (i * i % 701) << 12)).collect();
     std::fs::write(&lackey, lines).unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_seed-bench"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_farpage-bench"));
     let save = command.args(["sim", "--trace"]).arg(&lackey).arg("--save").arg(&saved).output().unwrap();
     assert!(save.status.success(), "{}", String::from_utf8_lossy(&save.stderr));
     let rows = |path: &Path| {
@@ -93,7 +93,7 @@ fn what_cannot_be_simulated_is_said() {
         (&["--trace", "/nonexistent"], 1, "no such file"),
         (&["--trace", "/proc/cpuinfo"], 1, "access"),
     ] {
-        let output = Command::new(env!("CARGO_BIN_EXE_seed-bench")).arg("sim").args(arguments).output().unwrap();
+        let output = Command::new(env!("CARGO_BIN_EXE_farpage-bench")).arg("sim").args(arguments).output().unwrap();
         assert_eq!(output.status.code(), Some(status), "{arguments:?}");
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(text.contains(says), "{arguments:?}: {text}");

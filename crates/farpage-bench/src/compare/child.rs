@@ -1,4 +1,4 @@
-//! The workload process: `farpage bench-workload SPEC`, a plain program.
+//! The workload process: `farpage-bench bench-workload SPEC`, a plain program.
 //!
 //! It talks with its parent over its standard streams, one line each way:
 //! ```text

@@ -1,4 +1,4 @@
-//! `farpage bench compare`: the same workloads on the kernel's swap and on farpage, with equal memory, alternating.
+//! `farpage-bench compare`: the same workloads on the kernel's swap and on farpage, with equal memory, alternating.
 //!
 //! The kernel's run comes first in each round: its limit is B, and its zram pool grows to Z outside of the limit.
 //! farpage then gets B + Z for everything. The ratio of a round is the kernel's time per access divided by farpage's.
@@ -31,7 +31,7 @@ use farpage_ipc::conf::size;
 use kernel::{KernelSide, SwapKind};
 use row::{Round, Row};
 use setting::{Against, Mode, Setting};
-use side::{Counter, INTERRUPTED, Pager, Sample};
+use side::{INTERRUPTED, Pager, Sample};
 use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -46,12 +46,12 @@ Ratio: the kernel's time divided by farpage's, above 1 farpage is faster. Needs 
     without it only farpage is measured.
 
 Examples:
-  sudo farpage bench compare
-  sudo farpage bench compare --workload seq-read --rounds 5 --json report.json
-  sudo farpage bench compare --against file --ram 256M --data 1G
-  sudo farpage bench compare --workload fault --threads 4";
+  sudo farpage-bench compare
+  sudo farpage-bench compare --workload seq-read --rounds 5 --json report.json
+  sudo farpage-bench compare --against file --ram 256M --data 1G
+  sudo farpage-bench compare --workload fault --threads 4";
 
-/// `farpage bench compare`.
+/// `farpage-bench compare`.
 #[derive(Debug, Args)]
 pub struct CompareArgs {
     /// The kernel's memory limit
@@ -98,11 +98,11 @@ pub struct CompareArgs {
     pub json: Option<PathBuf>,
 }
 
-/// Runs the subcommand. `counter` is asked of processes under `farpage run`.
+/// Runs the subcommand.
 ///
 /// # Errors
 /// Bad options, or a side that could not be set up. A failed run is reported in the table, and by the exit status.
-pub fn main(args: &CompareArgs, counter: Counter) -> Result<ExitCode> {
+pub fn main(args: &CompareArgs) -> Result<ExitCode> {
     let bytes = |name: &str, text: &str| size::parse(text).map_err(|e| Failure::new(format!("{name}: {e}")));
     let (ram, data) = (bytes("--ram", &args.ram)?, bytes("--data", &args.data)?);
     if ram < 16 << 20 {
@@ -134,7 +134,7 @@ pub fn main(args: &CompareArgs, counter: Counter) -> Result<ExitCode> {
     }
     let destination = Destination::new(args.json.as_deref())?;
     side::catch_signals();
-    let _progress = progress::begin("farpage bench compare");
+    let _progress = progress::begin("farpage-bench compare");
     let left_out = kernel::left_out(args.no_kernel, args.against == Against::Zram);
     let with_kernel = left_out.is_none();
     let mut setting = Setting {
@@ -166,7 +166,7 @@ pub fn main(args: &CompareArgs, counter: Counter) -> Result<ExitCode> {
         for number in 0..args.rounds {
             let spec = spec(args, &setting, workload, number);
             progress::step(format_args!("{}, round {} of {}", workload.name(), number + 1, args.rounds));
-            match round(args, counter, &setting, &spec, with_kernel) {
+            match round(args, &setting, &spec, with_kernel) {
                 Ok(round) => rounds.push(round),
                 Err(failure) if INTERRUPTED.load(Relaxed) => return Err(failure),
                 Err(failure) => {
@@ -207,7 +207,7 @@ fn spec(args: &CompareArgs, setting: &Setting, workload: Workload, round: u64) -
 }
 
 /// Both sides, once.
-fn round(args: &CompareArgs, counter: Counter, setting: &Setting, spec: &Spec, with_kernel: bool) -> Result<Round> {
+fn round(args: &CompareArgs, setting: &Setting, spec: &Spec, with_kernel: bool) -> Result<Round> {
     let kernel = with_kernel.then(|| kernel_run(args, setting, spec)).transpose()?;
     let pool = kernel.as_ref().map_or(0, |k| k.pool_peak_bytes);
     let ram = setting.ram + pool;
@@ -219,7 +219,7 @@ fn round(args: &CompareArgs, counter: Counter, setting: &Setting, spec: &Spec, w
         Mode::Run => {
             let mut options: Vec<&str> = swap.iter().flat_map(|spec| ["--swap", spec]).collect();
             options.extend(args.idle_poll.iter().flat_map(|when| ["--idle-poll", when]));
-            side::run(spec, &Pager::Run(ram, &options, counter))
+            side::run(spec, &Pager::Run(ram, &options))
         }
         Mode::Region => {
             let spec = Spec { memory: MemoryKind::Region(ram, swap), ..spec.clone() };

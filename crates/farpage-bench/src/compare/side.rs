@@ -2,20 +2,18 @@
 
 use super::child::{Done, Spec, Step};
 use super::kernel::KernelSide;
+use crate::commands;
 use crate::failure::{Failure, OrCannot, Result, why};
 use farpage_command::process;
+use serde_json::Value;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
-use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 /// Set by SIGINT, SIGTERM and SIGHUP: the workload process is ended, and then the bench.
 pub static INTERRUPTED: AtomicBool = AtomicBool::new(false);
-
-/// A number of the engine in a process, by its name on the statistics page.
-pub type Counter = fn(pid: u32, name: &str) -> Option<u64>;
 
 /// How often resident memory is sampled, and the kernel's statistics are read.
 pub const SAMPLE_EVERY: Duration = Duration::from_millis(10);
@@ -53,7 +51,7 @@ pub enum Pager<'a> {
     /// The kernel.
     Kernel(&'a KernelSide),
     /// `farpage run` with this budget, bytes, and these options.
-    Run(u64, &'a [&'a str], Counter),
+    Run(u64, &'a [&'a str]),
     /// The process itself, with a farpage region.
     Itself,
 }
@@ -79,11 +77,11 @@ pub fn catch_signals() {
 /// # Errors
 /// It could not be started, or ended in another way than it should.
 pub fn run(spec: &Spec, pager: &Pager<'_>) -> Result<Sample> {
-    let exe = fs::read_link("/proc/self/exe").unwrap_or_else(|_| PathBuf::from("/proc/self/exe"));
-    let mut command = Command::new(&exe);
-    if let Pager::Run(ram, options, _) = pager {
+    let (this, farpage) = (commands::this(), commands::farpage());
+    let mut command = Command::new(if matches!(pager, Pager::Run(..)) { &farpage } else { &this });
+    if let Pager::Run(ram, options) = pager {
         command.args(["run", "--quiet", "--ram", &ram.to_string()]).args(*options);
-        command.arg("--").arg(&exe);
+        command.arg("--").arg(&this);
     }
     let text = serde_json::to_string(spec).map_err(|e| Failure::new(format!("cannot describe the workload: {e}")))?;
     command.arg("bench-workload").arg(text).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -144,14 +142,14 @@ fn talk(running: &mut Running, pager: &Pager<'_>) -> Result<Sample> {
             .map_err(|e| Failure::new(format!("the workload said {line:?}, which is not understood: {e}")))?;
         match step {
             Step::Ready => {
-                before = farpage_faults(pager, running.child.id());
+                before = engine(pager, running.child.id());
                 let _ = stdin.write_all(b"go\n");
             }
             Step::Done(done) => {
-                let pid = running.child.id();
+                let after = engine(pager, running.child.id());
                 match pager {
                     Pager::Kernel(side) => kernel_pool(&mut sample, side),
-                    Pager::Run(_, _, counter) => farpage_pool(&mut sample, pid, *counter),
+                    Pager::Run(..) => after.as_ref().map_or((), |counters| farpage_pool(&mut sample, counters)),
                     Pager::Itself => {
                         let (pool, stored) = done.pool.unwrap_or_default();
                         (sample.pool_bytes, sample.pool_peak_bytes) = (pool, pool);
@@ -160,8 +158,8 @@ fn talk(running: &mut Running, pager: &Pager<'_>) -> Result<Sample> {
                 }
                 sample.done = *done;
                 // Faults that farpage serves are no faults to the kernel's count.
-                if let (Some(before), Some(after)) = (before, farpage_faults(pager, pid)) {
-                    sample.done.major_faults = after.saturating_sub(before);
+                if let (Some(before), Some(after)) = (&before, &after) {
+                    sample.done.major_faults = of(after, "pgmajfault").saturating_sub(of(before, "pgmajfault"));
                 }
                 let _ = stdin.write_all(b"end\n");
             }
@@ -182,9 +180,15 @@ fn talk(running: &mut Running, pager: &Pager<'_>) -> Result<Sample> {
     }
 }
 
-fn farpage_faults(pager: &Pager<'_>, pid: u32) -> Option<u64> {
-    let Pager::Run(_, _, counter) = pager else { return None };
-    counter(pid, "pgmajfault")
+/// What the engine of a process has counted so far.
+fn engine(pager: &Pager<'_>, pid: u32) -> Option<Value> {
+    let Pager::Run(..) = pager else { return None };
+    let said = Command::new(commands::farpage()).args(["stat", "--json", &pid.to_string()]).output().ok()?;
+    serde_json::from_slice(&said.stdout).ok()
+}
+
+fn of(counters: &Value, name: &str) -> u64 {
+    counters[name].as_u64().unwrap_or(0)
 }
 
 fn kernel_pool(sample: &mut Sample, side: &KernelSide) {
@@ -195,10 +199,8 @@ fn kernel_pool(sample: &mut Sample, side: &KernelSide) {
     }
 }
 
-fn farpage_pool(sample: &mut Sample, pid: u32, counter: Counter) {
-    if let (Some(pool), Some(stored)) = (counter(pid, "pool_bytes"), counter(pid, "pool_orig_bytes")) {
-        sample.pool_bytes = pool;
-        sample.pool_peak_bytes = pool;
-        sample.pool_ratio = stored as f64 / pool.max(1) as f64;
-    }
+fn farpage_pool(sample: &mut Sample, counters: &Value) {
+    let pool = of(counters, "pool_bytes");
+    (sample.pool_bytes, sample.pool_peak_bytes) = (pool, pool);
+    sample.pool_ratio = of(counters, "pool_orig_bytes") as f64 / pool.max(1) as f64;
 }

@@ -4,13 +4,14 @@
 //! the first process is told to end; what it runs in the kernel's cgroup goes with that.)
 
 use super::requests::RequestTimes;
+use crate::commands;
 use crate::compare::kernel::KernelSide;
 use crate::compare::side::{INTERRUPTED, SAMPLE_EVERY};
 use crate::failure::{Failure, NOT_EXECUTABLE, NOT_FOUND, OrCannot, Result, why};
 use farpage_command::process::anonymous;
 use serde_json::Value;
 use std::ffi::{OsStr, OsString};
-use std::fs::{self, File};
+use std::fs::File;
 use std::hash::{DefaultHasher, Hasher};
 use std::io::{self, PipeReader, PipeWriter, Read};
 use std::os::fd::AsRawFd;
@@ -131,7 +132,7 @@ pub fn run(program: &Invocation, pager: &Pager<'_>, meter: Option<&KernelSide>) 
     let stats = if let Pager::Farpage(..) = pager { Some(Stats::new()?) } else { None };
     let mut command = match (pager, &stats) {
         (Pager::Farpage(ram, options), Some(stats)) => {
-            let exe = fs::read_link("/proc/self/exe").unwrap_or_else(|_| PathBuf::from("/proc/self/exe"));
+            let exe = commands::farpage();
             let mut command = Command::new(exe);
             command.args(["run", "--quiet", "--ram", &ram.to_string(), "--stats-json"]).arg(stats.path());
             command.args(*options).arg("--").args(&program.argv);

@@ -1,4 +1,4 @@
-//! `farpage bench tree`: programs of several processes on the kernel's swap and under one budget, by turns.
+//! `farpage-bench tree`: programs of several processes on the kernel's swap and under one budget, by turns.
 //!
 //! [`shapes`] has what is run; how it is measured is [`super::program`]'s. All processes count, on both sides.
 
@@ -41,11 +41,11 @@ Below the table of the last two: latencies of requests, or of transactions, medi
     kernel's p99 divided by farpage's of the same round; all bad answers.
 
 Examples:
-  sudo farpage bench tree
-  sudo farpage bench tree --shape make-j4 --shape make-j8 --ram 96M --rounds 5
-  sudo farpage bench tree --shape gunicorn --json gunicorn.json";
+  sudo farpage-bench tree
+  sudo farpage-bench tree --shape make-j4 --shape make-j8 --ram 96M --rounds 5
+  sudo farpage-bench tree --shape gunicorn --json gunicorn.json";
 
-/// `farpage bench tree`.
+/// `farpage-bench tree`.
 #[derive(Debug, Args)]
 pub struct TreeArgs {
     /// What to run [default: all that is installed]
@@ -91,7 +91,7 @@ pub fn main(args: &TreeArgs) -> Result<ExitCode> {
     }
     let destination = Destination::new(args.json.as_deref())?;
     catch_signals();
-    let _progress = progress::begin("farpage bench tree");
+    let _progress = progress::begin("farpage-bench tree");
     let cannot = |e: std::io::Error| Failure::new(format!("cannot make files in {}: {}", args.dir.display(), why(&e)));
     let files = Shapes::make(&args.dir).map_err(cannot)?;
     let mut bench = TreeBench { args, ram, destination, files, meter: KernelSide::meter()?, of_make: None };

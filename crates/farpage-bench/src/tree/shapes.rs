@@ -1,4 +1,4 @@
-//! What `farpage bench tree` runs: programs of several processes, made of a C compiler, make, Python and the shell, and
+//! What `farpage-bench tree` runs: programs of several processes, made of a C compiler, make, Python and the shell, and
 //! servers, which `serve.py` starts and asks.
 
 use crate::commands;

@@ -94,25 +94,31 @@ pub fn fake() -> &'static Path {
     &libraries().fake
 }
 
-/// The real library, which `cargo test` does not build, but `make unit` does, and says so.
-pub fn preload() -> &'static Path {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        let exe = std::env::current_exe().unwrap();
-        let directory = exe.ancestors().nth(2).unwrap();
-        let library = directory.join("libfarpage_preload.so");
-        if std::env::var_os("FARPAGE_BUILT").is_some() {
-            return library;
-        }
+/// What `cargo test` does not build, but `make unit` does, and says so.
+fn built(package: &str, file: &str) -> PathBuf {
+    let exe = std::env::current_exe().unwrap();
+    let directory = exe.ancestors().nth(2).unwrap();
+    if std::env::var_os("FARPAGE_BUILT").is_none() {
         let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
-        cargo.args(["build", "--quiet", "--package", "farpage-preload", "--target-dir"]);
-        cargo.arg(directory.parent().unwrap());
+        cargo.args(["build", "--quiet", "--package", package, "--target-dir"]).arg(directory.parent().unwrap());
         let profile = directory.file_name().unwrap().to_str().unwrap();
         cargo.args(["--profile", if profile == "debug" { "dev" } else { profile }]);
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-        assert!(cargo.current_dir(root).status().unwrap().success(), "the library cannot be built");
-        library
-    })
+        assert!(cargo.current_dir(root).status().unwrap().success(), "{package} cannot be built");
+    }
+    directory.join(file)
+}
+
+/// The real library.
+pub fn preload() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| built("farpage-preload", "libfarpage_preload.so"))
+}
+
+/// The command `farpage-bench`.
+pub fn bench() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| built("seed-bench", "farpage-bench"))
 }
 
 /// A directory that every user may enter.

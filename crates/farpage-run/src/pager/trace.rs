@@ -1,4 +1,4 @@
-//! Records which pages the program touches: `farpage run --trace FILE`, for `seed-bench sim`.
+//! Records which pages the program touches: `farpage run --trace FILE`, for `farpage-bench sim`.
 //!
 //! What a fault does not show is not in the record. So while one is made, each page comes in by a fault of its own,
 //! only an eighth of the budget is mapped, and all pages leave in turn, also hot ones: no page is mapped for longer

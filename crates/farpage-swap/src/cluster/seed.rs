@@ -1,4 +1,4 @@
-//! What the engine does not use, and `seed-bench` and the tests do: compiled with the feature `seed` only.
+//! What the engine does not use, and `farpage-bench` and the tests do: compiled with the feature `seed` only.
 //!
 //! | module | what it does |
 //! | --- | --- |

@@ -1,6 +1,6 @@
 //! Which page goes next: the lists, their lock, and what is known without it.
 //!
-//! The policy is [`farpage_swap::workingset`], the one of `farpage run` and `seed-bench sim`: probation and main, each
+//! The policy is [`farpage_swap::workingset`], the one of `farpage run` and `farpage-bench sim`: probation and main, each
 //! with a cached list. Mapped pages are in regions, cached ones in frames of the swap cache. Pages that were read ahead
 //! and wait there for their first touch are on a list of their own, *ahead*: they are about to be used, so they go only
 //! when they have become too many.

@@ -1,4 +1,4 @@
-//! `seed-bench io`: what it costs to write a page to a swap device and to read it back (`swap_writepage`,
+//! `farpage-bench io`: what it costs to write a page to a swap device and to read it back (`swap_writepage`,
 //! `swap_readpage`), by device and by the way in which it is asked.
 //!
 //! An operation is one call: of one page, or of a batch of them. Pages are written in order and read in order (seq) or
@@ -39,12 +39,12 @@ The file is also read by fio, if that is installed: each of its rows is below th
     be compared with.
 
 Examples:
-  seed-bench io
-  seed-bench io --dir /mnt/nvme --pages 65536 --json io.json
-  seed-bench io --server nbd+unix:///run/nbd.sock
-  seed-bench io --sample core.1234     # pages as a program has them";
+  farpage-bench io
+  farpage-bench io --dir /mnt/nvme --pages 65536 --json io.json
+  farpage-bench io --server nbd+unix:///run/nbd.sock
+  farpage-bench io --sample core.1234     # pages as a program has them";
 
-/// `seed-bench io`.
+/// `farpage-bench io`.
 #[derive(Debug, Args)]
 pub struct IoArgs {
     /// Directory of the swap file
@@ -72,7 +72,7 @@ pub struct IoArgs {
 /// # Errors
 /// A device that cannot be used, wrong bytes.
 pub fn main(args: &IoArgs) -> Result<ExitCode> {
-    let _progress = progress::begin("seed-bench io");
+    let _progress = progress::begin("farpage-bench io");
     progress::step("devices in memory");
     let source = measure::source(args.pages as usize, args.sample.as_deref())?;
     let mut rows = measure::memory(source, args.rounds as usize)?;

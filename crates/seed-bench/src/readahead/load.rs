@@ -1,4 +1,4 @@
-//! The load process: `seed-bench bench-readahead-load SPEC`; prints one line of JSON.
+//! The load process: `farpage-bench bench-readahead-load SPEC`; prints one line of JSON.
 
 use super::linpack;
 use crate::failure::{Failure, Result};

@@ -1,4 +1,4 @@
-//! `seed-bench readahead`: what reading ahead brings, by rule.
+//! `farpage-bench readahead`: what reading ahead brings, by rule.
 //!
 //! The load is that of the patch series that brought the kernel readahead per mapping: a program goes through memory in
 //! order, reading it and writing to it in turns, while others write at random in the background; together four times
@@ -32,10 +32,10 @@ Columns: throughput of the program that goes in order, latency of its accesses, 
     writes in the background; zram-random is reading at random.
 
 Examples:
-  seed-bench readahead
-  seed-bench readahead --ram 128M --seconds 30 --rounds 3 --json out.json";
+  farpage-bench readahead
+  farpage-bench readahead --ram 128M --seconds 30 --rounds 3 --json out.json";
 
-/// `seed-bench readahead`.
+/// `farpage-bench readahead`.
 #[derive(Debug, Args)]
 pub struct ReadaheadArgs {
     /// Memory: budget of the pager, limit of the cgroup
@@ -124,13 +124,13 @@ pub fn main(args: &ReadaheadArgs) -> Result<ExitCode> {
     }
     let chosen: Vec<_> =
         VARIANTS.into_iter().filter(|(name, rule)| wanted(name) && (rule.is_some() || kernel)).collect();
-    let _progress = progress::begin("seed-bench readahead");
+    let _progress = progress::begin("farpage-bench readahead");
     let measure = |device: &'static str, kind: Kind, seek_us: u32, zram: bool| -> Result<Vec<Row>> {
         let mut rows: Vec<(&'static str, Vec<Done>)> = chosen.iter().map(|(name, _)| (*name, Vec::new())).collect();
         for round in 1..=args.rounds {
             for ((name, rule), (_, all)) in chosen.iter().zip(&mut rows) {
                 if rule.is_none() && (seek_us > 0 || zram) {
-                    continue; // the delay is in farpage's device; `bench compare` has the kernel's zram
+                    continue; // the delay is in farpage's device; `farpage-bench compare` has the kernel's zram
                 }
                 let memory = match rule {
                     Some(rule) => Memory::Region { zram, readahead: (*rule).to_owned(), seek_us },

@@ -1,4 +1,4 @@
-//! `seed-bench slots`: the slot allocator on random allocation and freeing, against two others on the same load.
+//! `farpage-bench slots`: the slot allocator on random allocation and freeing, against two others on the same load.
 //!
 //! Throughput is taken from runs without lock statistics, locks from runs with them: counting costs about as much as an
 //! allocation. Variants alternate, so that a busy machine hurts all of them; medians of the rounds are printed.
@@ -32,11 +32,11 @@ Variants: single (one device lock), cached (the same with 64 slots cached per th
 Loads: share of the device in use; order 0 only, or 0 and 4 mixed (one object in 4, then in 64, in turn).
 
 Examples:
-  seed-bench slots
-  seed-bench slots --threads 2 --json slots.json
-  seed-bench slots --simulate 96";
+  farpage-bench slots
+  farpage-bench slots --threads 2 --json slots.json
+  farpage-bench slots --simulate 96";
 
-/// `seed-bench slots`.
+/// `farpage-bench slots`.
 #[derive(Debug, Args)]
 pub struct SlotsArgs {
     /// Write the rows to FILE as one JSON object (-: stdout)
@@ -169,7 +169,7 @@ fn meta_bytes_per_slot(slots: u64, pct: u64) -> f64 {
 /// Runs the subcommand.
 pub fn main(args: &SlotsArgs) -> Result<ExitCode> {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-    let _progress = progress::begin("seed-bench slots");
+    let _progress = progress::begin("farpage-bench slots");
     let (ns_per_tick, clock_ns) = meter::calibrate();
     let slots = args.slots;
     let mut extra = Extra {

@@ -1,4 +1,4 @@
-//! Tables, goals and JSON of `seed-bench slots`.
+//! Tables, goals and JSON of `farpage-bench slots`.
 
 use super::{Extra, Row, VARIANTS, single};
 use crate::meter::{Count, Counts};

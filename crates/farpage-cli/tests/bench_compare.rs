@@ -1,4 +1,4 @@
-//! `farpage bench`: it measures, and whatever ends it, nothing of what it set up stays behind.
+//! `farpage-bench compare`: it measures, and whatever ends it, nothing of what it set up stays behind.
 
 mod common;
 
@@ -13,10 +13,10 @@ use std::time::Duration;
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn bench(data: &str, arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_farpage"));
+    let mut command = Command::new(common::bench());
     // The engine has tests of its own; here it is the bench that is tested.
     command.env("FARPAGE_PRELOAD", common::inert());
-    command.args(["bench", "compare", "--ram", "16M", "--data", data, "--rounds", "1"]).args(arguments);
+    command.args(["compare", "--ram", "16M", "--data", data, "--rounds", "1"]).args(arguments);
     command
 }
 
@@ -81,8 +81,8 @@ fn what_cannot_be_measured_is_refused() {
         &["--mode", "run", "--idle-poll", "often"],
         &["--against", "mmap", "--workload", "fault"],
     ] {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_farpage"));
-        let output = command.args(["bench", "compare", "--no-kernel"]).args(arguments).output().unwrap();
+        let mut command = Command::new(common::bench());
+        let output = command.args(["compare", "--no-kernel"]).args(arguments).output().unwrap();
         assert!(!output.status.success() && output.stdout.is_empty(), "{arguments:?}");
         assert!(!output.stderr.is_empty(), "{arguments:?}");
     }
