@@ -55,7 +55,8 @@ class Defaults(Situation):
         self.file.write_text(f'ram = "32M"\nreport = "{report}"\nstats = true\nverify = true\n')
         inner = f'{FARPAGE} run --ram 20M -- sh -c \'echo "$FARPAGE_CONF ${{FARPAGE_RAM-none}}"\''
         done = self.run_here(FARPAGE, "run", "--", "sh", "-c", inner, FARPAGE_RAM="40M")
-        self.assertEqual((done.returncode, done.stdout), (0, f"ram:{20 << 20};{ZRAM};swap:file:/var/tmp;verify none\n"), done.stderr)
+        told = f"ram:{20 << 20};{ZRAM};swap:file:/var/tmp;verify none\n"
+        self.assertEqual((done.returncode, done.stdout), (0, told), done.stderr)
         self.assertEqual(done.stderr.count("\n  budget  "), 1, done.stderr)
         self.assertTrue(report.exists())
 

@@ -339,8 +339,8 @@ pub struct RunArgs {
     /// Names or numbers. The program keeps no privilege but /dev/userfaultfd, open.
     #[arg(long, value_name = "USER[:GROUP]", value_hint = ValueHint::Username)]
     pub user: Option<String>,
-    /// Record in FILE which pages are touched, for farpage-bench sim (slow: each has a fault); processes after the first
-    /// write to FILE.PID
+    /// Record in FILE which pages are touched, for farpage-bench sim (slow: each has a fault); processes after the
+    /// first write to FILE.PID
     #[arg(long, value_name = "FILE", conflicts_with = "readahead", hide = true)]
     pub trace: Option<PathBuf>,
     /// Say on stderr what is done

@@ -279,7 +279,7 @@ mod tests {
 
     #[test]
     fn every_option_of_run_can_be_in_a_file() {
-        let text = "ram = \"512M\"\n# twice\nswap = [\"zram\", 'file:/var/tmp']\nverify = true\nquiet = false\nidle = \"10m\"\n";
+        let text = "ram = \"512M\"\n# twice\nswap = [\"zram\", 'file:/var/tmp']\nverify = true\nquiet = false\n";
         let all = Defaults(read(text).unwrap());
         let of = |option| all.of(option).map(|default| default.arguments().collect::<Vec<_>>()).unwrap();
         assert_eq!(of("swap"), ["--swap=zram", "--swap=file:/var/tmp"]);

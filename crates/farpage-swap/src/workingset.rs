@@ -32,8 +32,8 @@
 //!
 //! Queues in the manner of S3-FIFO (Yang et al., SOSP 2023), a second list that finds out what is still in use as in
 //! VMS (Turner and Levy, 1981), refault distance as in Linux' workingset code, lots as in BIP (Qureshi et al., ISCA
-//! 2007). The numbers below were chosen with `farpage-bench sim` (docs/measurements: the pages about policy and loops have
-//! the tables).
+//! 2007). The numbers below were chosen with `farpage-bench sim` (docs/measurements: the pages about policy and loops
+//! have the tables).
 //! Pure; the caller locks.
 
 mod ages;

@@ -1,8 +1,8 @@
 //! The kernel's side: a memory cgroup (v1 or v2) with a limit, and a swap device of its own, zram or a file.
 //!
 //! All of it is system-wide, so it must go whatever happens to the bench, also if it is killed. So a second process,
-//! the *guard* (`bench-guard`, a subcommand), is told of each thing before it is made, and takes all of it away when the pipe
-//! to it closes: when the bench is done, or when it has died. There is no other way to clean up.
+//! the *guard* (`bench-guard`, a subcommand), is told of each thing before it is made, and takes all of it away when
+//! the pipe to it closes: when the bench is done, or when it has died. There is no other way to clean up.
 
 use crate::failure::{Failure, OrCannot, Result, say, why};
 use farpage_base::sys::escape::unescape;

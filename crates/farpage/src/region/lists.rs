@@ -1,9 +1,9 @@
 //! Which page goes next: the lists, their lock, and what is known without it.
 //!
-//! The policy is [`farpage_swap::workingset`], the one of `farpage run` and `farpage-bench sim`: probation and main, each
-//! with a cached list. Mapped pages are in regions, cached ones in frames of the swap cache. Pages that were read ahead
-//! and wait there for their first touch are on a list of their own, *ahead*: they are about to be used, so they go only
-//! when they have become too many.
+//! The policy is [`farpage_swap::workingset`], the one of `farpage run` and `farpage-bench sim`: probation and main,
+//! each with a cached list. Mapped pages are in regions, cached ones in frames of the swap cache. Pages that were read
+//! ahead and wait there for their first touch are on a list of their own, *ahead*: they are about to be used, so they
+//! go only when they have become too many.
 //!
 //! Pages that come in together are linked on local lists, without the lock, and spliced: it is held for as long as for
 //! one page. The *busy* bit of the word is the token ([`super::word`]): the page is busy from before it is linked until
