@@ -29,6 +29,9 @@ Swap devices, used in the order given unless prio says otherwise (higher first):
 Exit status: the program's own; 125 farpage itself failed, 126 program not executable, 127 program not \
     found.
 
+Defaults of all options: FARPAGE_RAM and FARPAGE_SWAP (with ; between devices), then ~/.config/farpage.conf, then \
+    /etc/farpage.conf (TOML: ram = \"1G\"). farpage doctor shows them.
+
 Further options, rarely needed: --ram-per-process, --stats-json, --verify, --force; see farpage-run(1).
 
 Examples:

@@ -106,6 +106,9 @@ pub fn budget_of(option: &str, text: Option<&str>) -> Result<Budget> {
 
 const RAM: &str = "--ram";
 
+/// Sets `--ram`. A program does not get it: it would be the default of each run below this one.
+pub const ENV_RAM: &str = "FARPAGE_RAM";
+
 fn sized(option: &str, text: &str, whole: Option<u64>) -> Result<Budget> {
     let bytes = size::parse_of(text, whole).map_err(|e| Failure::new(format!("{option}: {e}")))?;
     let budget = in_pages(bytes, format!("{option} {text}"));

@@ -4,6 +4,7 @@
 //! `farpage run` can be in a file. Callers: `main`, for `run` and `attach`; `doctor`, which shows them. No locks.
 
 use crate::args::{Cli, Command, EngineArgs};
+use crate::budget::ENV_RAM;
 use crate::failure::{Failure, Result, say, shown, why};
 use crate::run;
 use clap::parser::ValueSource;
@@ -17,8 +18,6 @@ use toml::de::{DeTable, DeValue};
 /// The machine's.
 const MACHINE: &str = "/etc/farpage.conf";
 
-/// Sets `--ram`. A program does not get it: it would be the default of each run below this one.
-pub const ENV_RAM: &str = "FARPAGE_RAM";
 /// Sets `--swap`: devices, separated by semicolons.
 const ENV_SWAP: &str = "FARPAGE_SWAP";
 

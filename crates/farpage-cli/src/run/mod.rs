@@ -16,8 +16,7 @@ pub mod server;
 mod supervise;
 
 use crate::args::{EngineArgs, RunArgs};
-use crate::budget::{Budget, budget, budget_of, never_acts};
-use crate::defaults;
+use crate::budget::{Budget, ENV_RAM, budget, budget_of, never_acts};
 use crate::early;
 use crate::failure::{Failure, OrCannot, Result, say, shown, why};
 use crate::preload;
@@ -127,7 +126,7 @@ pub fn main(args: RunArgs) -> Result<ExitCode> {
     }
     image.set("LD_PRELOAD", &preload::ld_preload(&library, std::env::var_os("LD_PRELOAD").as_deref()))?;
     image.unset(conf::ENV_STAT_FD);
-    image.unset(defaults::ENV_RAM);
+    image.unset(ENV_RAM);
     match device {
         Some(device) => image.set(conf::ENV_UFFD_FD, device.as_raw_fd().to_string().as_bytes())?,
         None => image.unset(conf::ENV_UFFD_FD),
