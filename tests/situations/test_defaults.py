@@ -85,6 +85,12 @@ class Defaults(Situation):
         self.assertNotIn("ramm", done.stdout + done.stderr)
         self.assertIn(f"none in {self.file} or /etc/farpage.conf", done.stdout)
 
+    @unless_root
+    def test_another_users_file_is_not_taken(self):
+        self.file.write_text('ramm = "1G"\n')
+        os.chown(self.file, NOBODY, NOBODY)
+        self.assertIn("ram:", self.conf("--ram", "32M"))
+
     def test_doctor_says_what_comes_from_where(self):
         self.file.write_text('swap = "zram"\nstats = true\n')
         told = self.run_here(FARPAGE, "doctor", FARPAGE_RAM="36M").stdout

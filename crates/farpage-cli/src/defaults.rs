@@ -11,7 +11,9 @@ use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, Args, CommandFactory, Parser};
 use farpage_ipc::tree;
 use std::ffi::OsString;
-use std::io::ErrorKind;
+use std::fs::File;
+use std::io::{ErrorKind, Read};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use toml::de::{DeTable, DeValue};
 
@@ -84,10 +86,11 @@ impl Defaults {
     /// # Errors
     /// A file that cannot be read, a key that is no option, a value that the option cannot have: where it stands.
     pub fn read() -> Result<Defaults> {
-        let run = run_command();
         let mut all = Defaults(environment()?);
         for path in files() {
-            let mut of_file = of_file(&path, &run)?;
+            let Some(text) = text_of(&path)? else { continue };
+            let run = run_command();
+            let mut of_file = of_file(&path, &text, &run)?;
             let is_taken =
                 |option: &str| all.of(option).is_some() || conflicts(&run, option, |id| all.of(id).is_some());
             of_file.retain(|default| !is_taken(&default.option));
@@ -118,13 +121,16 @@ impl Defaults {
 /// # Errors
 /// As [`Defaults::read`]; defaults that exclude each other.
 pub fn add(cli: Cli, arguments: &[OsString]) -> Result<(Cli, Defaults)> {
-    let run = run_command();
     let takes = match cli.command {
-        Command::Run(_) => run.clone(),
+        Command::Run(_) => run_command(),
         Command::Attach(_) => EngineArgs::augment_args(clap::Command::new("attach")),
         _ => return Ok((cli, Defaults::default())),
     };
     let mut defaults = Defaults::read()?;
+    if defaults.0.is_empty() {
+        return Ok((cli, defaults));
+    }
+    let run = run_command();
     let matches = Cli::command().try_get_matches_from(arguments).map_err(|error| said_by_clap(&error))?;
     let Some((_, matches)) = matches.subcommand() else { return Ok((cli, Defaults::default())) };
     let is_given =
@@ -207,20 +213,35 @@ fn is_absent(path: &Path, error: &std::io::Error) -> bool {
     }
 }
 
-fn of_file(path: &Path, run: &clap::Command) -> Result<Vec<OptionDefault>> {
-    let text = match std::fs::read_to_string(path) {
-        Ok(text) => text,
-        Err(error) if is_absent(path, &error) => return Ok(Vec::new()),
+/// What a file has, if there is one for this user.
+fn text_of(path: &Path) -> Result<Option<String>> {
+    let read = || {
+        let mut file = File::open(path)?;
+        // By HOME, root may get the file of a user, who could name a report for root to write. Where root is not
+        // mapped, the machine's file is nobody's.
+        let owner = file.metadata()?.uid();
+        if path != Path::new(MACHINE) && owner != 0 && owner != rustix::process::geteuid().as_raw() {
+            return Ok(None);
+        }
+        let mut text = String::new();
+        file.read_to_string(&mut text).map(|_| Some(text))
+    };
+    match read() {
+        Err(error) if is_absent(path, &error) => Ok(None),
         Err(error) => {
             let failure = Failure::new(format!("cannot read {}: {}", shown(path), why(&error)));
-            return Err(failure.help("it has defaults of farpage run: make it readable, or remove it"));
+            Err(failure.help("it has defaults of farpage run: make it readable, or remove it"))
         }
-    };
+        Ok(text) => Ok(text),
+    }
+}
+
+fn of_file(path: &Path, text: &str, run: &clap::Command) -> Result<Vec<OptionDefault>> {
     let place = |at: usize| {
         let before = text.as_bytes().get(..at).unwrap_or_default();
         format!("{}, line {}", shown(path), before.iter().filter(|byte| **byte == b'\n').count() + 1)
     };
-    let table = DeTable::parse(&text).map_err(|error| {
+    let table = DeTable::parse(text).map_err(|error| {
         Failure::new(format!("{}: {}", place(error.span().map_or(0, |span| span.start)), error.message()))
     })?;
     let mut all = Vec::new();
@@ -269,11 +290,7 @@ mod tests {
 
     /// What a file with this text comes to, or the sentence of the refusal.
     fn read(text: &str) -> std::result::Result<Vec<OptionDefault>, String> {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("farpage.conf");
-        std::fs::write(&path, text).unwrap();
-        let there = format!("{}, ", path.display());
-        of_file(&path, &run_command()).map_err(|failure| failure.sentence.replace(&there, ""))
+        of_file(Path::new("/a.conf"), text, &run_command()).map_err(|failure| failure.sentence.replace("/a.conf, ", ""))
     }
 
     #[test]
@@ -286,7 +303,7 @@ mod tests {
             (of("ram"), of("verify"), of("quiet")),
             (vec!["--ram=512M".into()], vec!["--verify".into()], vec![])
         );
-        assert!(all.of("swap").unwrap().origin.ends_with("farpage.conf, line 3"));
+        assert!(all.of("swap").unwrap().origin.ends_with("/a.conf, line 3"));
         let by_long_name = |argument: &&Arg| argument.get_long().is_some();
         for argument in run_command().get_arguments().filter(by_long_name) {
             let text = format!("{} = []", argument.get_long().unwrap());
