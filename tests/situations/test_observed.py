@@ -30,7 +30,7 @@ class Observed(Situation):
         """The emulator is a program with a budget; the one in it has none of its own."""
         self.assert_same("qemu-x86_64", "/bin/true", ram="1G")
         done = self.run_farpage("qemu-x86_64", build("swaps.c"), *SWAPS, ram="64M")
-        says = "farpage: cannot start an engine thread: Invalid argument (os error 22); this process goes on without a budget\n"
+        says = "farpage: cannot start an engine thread: invalid argument; this process goes on without a budget\n"
         # What it has counts, and may be named.
         named = r"(farpage: programs that cannot load farpage's library .*\n)?"
         self.assertEqual((done.returncode, done.stdout), (0, "0 wrong\n"))

@@ -265,7 +265,7 @@ class Nbdkit(Situation):
 
     def test_what_cannot_be_used_is_refused(self):
         self.server()
-        for url, why in [(self.url + "x", "No such file"), (f"nbd://127.0.0.1:{free_port()}", "Connection refused")]:
+        for url, why in [(self.url + "x", "no such file"), (f"nbd://127.0.0.1:{free_port()}", "connection refused")]:
             done = self.run_farpage("true", options=["--swap", url])
             self.assertEqual((done.returncode, done.stdout), (125, ""))
             self.assertIn(why, done.stderr)

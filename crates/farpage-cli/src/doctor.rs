@@ -8,9 +8,10 @@ use crate::failure::Result;
 use crate::output::SCHEMA;
 use crate::preload;
 use farpage_base::sys::pm_qos;
+use farpage_base::sys::raw::ErrnoText;
 use farpage_ipc::conf::size;
 use farpage_run::probe::wake::WakeUp;
-use farpage_run::probe::{self, FEATURES, Probe, Verdict, errno_text};
+use farpage_run::probe::{self, FEATURES, Probe, Verdict};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use serde_json::{Value, json};
@@ -136,7 +137,7 @@ impl Report {
     fn files(&self) -> String {
         match &self.disk {
             Ok(free) => format!("{} free", size::format(*free)),
-            Err(e) => format!("no file can be made, so only compressed memory is used: {}", errno_text(*e)),
+            Err(e) => format!("no file can be made, so only compressed memory is used: {}", ErrnoText(*e)),
         }
     }
 
@@ -206,7 +207,7 @@ impl Report {
             Ok(Some(awake)) => format!("{}; kept from sleeping (--idle-poll): {}", us(plain), us(*awake)),
             Ok(None) => us(plain),
             Err(Errno::OPNOTSUPP) => format!("{}; they cannot be kept from sleeping here", us(plain)),
-            Err(e) => format!("{}; may not be kept from sleeping: {}: {}", us(plain), pm_qos::DEVICE, errno_text(*e)),
+            Err(e) => format!("{}; may not be kept from sleeping: {}: {}", us(plain), pm_qos::DEVICE, ErrnoText(*e)),
         }
     }
 

@@ -68,11 +68,11 @@ fn devices() {
         ("zram,size=100", "below the minimum"),
         ("file:/var/tmp,size=4K", "below the minimum"),
         ("ram,size=1G", "would leave no room for pages"),
-        ("file:/var/tmp/no-such-dir/", "/var/tmp/no-such-dir/: cannot look at it: No such file"),
+        ("file:/var/tmp/no-such-dir/", "/var/tmp/no-such-dir/: cannot look at it: no such file"),
         ("file:/etc/passwd", "it holds something that is not farpage's"),
         ("file:", "no path"),
         ("file:/var/tmp,alg=lz4", "unknown option \"alg=lz4\""),
-        ("file:/no/such/dir/file", "/no/such/dir/file: cannot look at it: No such file"),
+        ("file:/no/such/dir/file", "/no/such/dir/file: cannot look at it: no such file"),
         ("file:/proc/no-such-file", "file:/proc/no-such-file: cannot create files there"),
         ("file:/dev/null", "neither a directory, a regular file nor a block device"),
     ] {
@@ -85,7 +85,7 @@ fn devices() {
     let dir = public_tempdir();
     let at = |name: &str| format!("file:{}/{name}", dir.path().display());
     std::os::unix::fs::symlink(dir.path().join("target"), dir.path().join("link")).unwrap();
-    refused(run().args(["--swap", &at("link"), "true"]), 125, "/link: cannot look at it: No such file");
+    refused(run().args(["--swap", &at("link"), "true"]), 125, "/link: cannot look at it: no such file");
     refused(run().args(["--swap", &at("new"), "--swap", &at("no/new"), "true"]), 125, "/no/new: cannot look at it");
     refused(run().args(["--swap", &at("new"), "no-such-program-here"]), 127, "not found");
     refused(run().args(["--swap", &at("new"), "--stats-json", "/no/such/dir/x", "true"]), 125, "--stats-json");

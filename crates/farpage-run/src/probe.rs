@@ -7,9 +7,10 @@
 //! the device itself, the system call. A *user-mode-only* userfaultfd needs no privilege but makes `read(2)` into
 //! swapped-out memory fail with EFAULT, so it is reported and not used.
 
-pub use outcome::{ForksRefused, Reason, Verdict, errno_name, errno_text};
+pub use outcome::{ForksRefused, Reason, Verdict, errno_name};
 
 use farpage_base::sys::pass::ways;
+use farpage_base::sys::raw::ErrnoText;
 use linux_raw_sys::general as raw;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FileType, Mode, OFlags};
@@ -209,7 +210,7 @@ impl Probe {
         tried.push(format!("{DEVICE} ({})", name_of(&self.device)));
         tried.push(format!("userfaultfd(2) ({})", name_of(&self.syscall)));
         Refusal {
-            sentence: format!("cannot create a userfaultfd that also serves system calls: {}", errno_text(last)),
+            sentence: format!("cannot create a userfaultfd that also serves system calls: {}", ErrnoText(last)),
             tried: Some(tried.join(", ")),
             help: permission_help(device, syscall),
         }
@@ -329,7 +330,7 @@ mod tests {
     #[test]
     fn no_permission_names_what_was_tried() {
         let refusal = refused(Errno::ACCESS, Errno::PERM).verdict().unwrap_err();
-        assert!(refusal.sentence.ends_with("Operation not permitted"), "{refusal}");
+        assert!(refusal.sentence.ends_with("operation not permitted"), "{refusal}");
         assert_eq!(refusal.tried.as_deref(), Some("/dev/userfaultfd (EACCES), userfaultfd(2) (EPERM)"));
         assert!(refusal.to_string().contains("vm.unprivileged_userfaultfd=1"), "{refusal}");
     }

@@ -119,7 +119,7 @@ fn notes(link: &Link) -> Vec<String> {
 fn what_cannot_be_opened_says_why() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");
-    assert!(link(&path, None).open().unwrap_err().to_string().contains("No such file"));
+    assert!(link(&path, None).open().unwrap_err().to_string().contains("no such file"));
     for (word, why) in [(b"busy", "it is busy"), (b"else", "another")] {
         let _server = WordServer::start(&path, word);
         let error = link(&path, None).open().unwrap_err().to_string();

@@ -121,42 +121,55 @@ pub mod nr {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ErrnoText(pub Errno);
 
+/// For errors that have no words here.
+const UNKNOWN: &str = "error";
+
 impl ErrnoText {
-    /// The error without its number.
+    /// The error in lower case, without its number.
     pub fn words(self) -> &'static str {
         match self.0 {
-            Errno::PERM => "Operation not permitted",
-            Errno::NOENT => "No such file or directory",
-            Errno::IO => "Input/output error",
-            Errno::BADF => "Bad file descriptor",
-            Errno::ACCESS => "Permission denied",
-            Errno::NOTDIR => "Not a directory",
-            Errno::INVAL => "Invalid argument",
-            Errno::MFILE | Errno::NFILE => "Too many open files",
-            Errno::FBIG => "File too large",
-            Errno::NOMEM => "Cannot allocate memory",
-            Errno::AGAIN => "Resource temporarily unavailable",
-            Errno::NOSPC => "No space left on device",
-            Errno::ROFS => "Read-only file system",
-            Errno::DQUOT => "Disk quota exceeded",
-            Errno::OPNOTSUPP => "Operation not supported",
-            Errno::NXIO => "No such device or address",
-            Errno::NOMEDIUM => "No medium found",
-            Errno::PROTO => "Protocol error",
-            Errno::BADMSG => "Bad message",
-            Errno::CONNREFUSED => "Connection refused",
-            Errno::TIMEDOUT => "Connection timed out",
-            Errno::HOSTUNREACH => "No route to host",
-            Errno::NETUNREACH => "Network is unreachable",
-            Errno::SHUTDOWN => "Server is shutting down",
-            _ => "error",
+            Errno::PERM => "operation not permitted",
+            Errno::NOENT => "no such file or directory",
+            Errno::IO => "input/output error",
+            Errno::BADF => "bad file descriptor",
+            Errno::ACCESS => "permission denied",
+            Errno::NOTDIR => "not a directory",
+            Errno::INVAL => "invalid argument",
+            Errno::MFILE | Errno::NFILE => "too many open files",
+            Errno::FBIG => "file too large",
+            Errno::NOMEM => "cannot allocate memory",
+            Errno::AGAIN => "resource temporarily unavailable",
+            Errno::NOSPC => "no space left on device",
+            Errno::ROFS => "read-only file system",
+            Errno::DQUOT => "disk quota exceeded",
+            Errno::OPNOTSUPP => "operation not supported",
+            Errno::NXIO => "no such device or address",
+            Errno::NOMEDIUM => "no medium found",
+            Errno::PROTO => "protocol error",
+            Errno::BADMSG => "bad message",
+            Errno::CONNREFUSED => "connection refused",
+            Errno::TIMEDOUT => "connection timed out",
+            Errno::HOSTUNREACH => "no route to host",
+            Errno::NETUNREACH => "network is unreachable",
+            Errno::SHUTDOWN => "server is shutting down",
+            Errno::NOSYS => "function not implemented",
+            Errno::NODEV => "no such device",
+            Errno::BUSY => "device or resource busy",
+            Errno::NOTTY => "inappropriate ioctl for device",
+            Errno::FAULT => "bad address",
+            Errno::CONNRESET => "connection reset by peer",
+            Errno::PIPE => "broken pipe",
+            _ => UNKNOWN,
         }
     }
 }
 
 impl std::fmt::Display for ErrnoText {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} (os error {})", self.words(), self.0.raw_os_error())
+        match self.words() {
+            UNKNOWN => write!(f, "{UNKNOWN} {}", self.0.raw_os_error()),
+            words => f.write_str(words),
+        }
     }
 }
 

@@ -164,7 +164,7 @@ fn device_file_refuses_what_is_not_its_own() {
         assert!(message.contains(part) && message.contains("; ") && !message.contains('\n'), "{message}");
         println!("{message}");
     };
-    refused(&dir.path().join("none"), "No such file");
+    refused(&dir.path().join("none"), "no such file");
     refused(Path::new("/dev/null"), "neither a directory, a regular file nor a block device");
     let path = dir.path().join("data");
     std::fs::write(&path, b"my precious data").unwrap();
@@ -221,7 +221,7 @@ fn device_file_that_cannot_be_created_says_so_once() {
     assert_eq!(device.store(&page_of(3).0, 0), Err(StoreError::Failed));
     assert_eq!(device.store(&page_of(3).0, 0), Err(StoreError::Failed));
     let warning = device.take_warning().unwrap();
-    assert!(warning.contains("cannot create") && warning.contains("os error"), "{warning}");
+    assert!(warning.contains("cannot create") && !warning.contains("os error"), "{warning}");
     assert_eq!(device.take_warning(), None);
     assert_eq!(usage(&device).devices_failed, 1);
     assert!(!device.accepts());

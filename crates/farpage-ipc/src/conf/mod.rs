@@ -197,7 +197,7 @@ impl fmt::Display for Conf {
             write!(f, ";readahead:{}", self.readahead)?;
         }
         if let Some(idle) = self.idle {
-            write!(f, ";idle:{}", idle.as_secs())?;
+            write!(f, ";idle:{}s", idle.as_secs())?;
         }
         if self.idle_poll != Idle::Auto {
             write!(f, ";idle-poll:{}", self.idle_poll)?;
@@ -226,8 +226,8 @@ mod tests {
     #[test]
     fn times_of_idle_programs() {
         let seconds = |text| parse_idle(text).ok().map(|time| time.as_secs());
-        assert_eq!(["90", "90s", "10m", "2h"].map(seconds), [Some(90), Some(90), Some(600), Some(7200)]);
-        for text in ["", "s", "0", "soon", "1d", "-1s", "1.5h", "99999999999h", "1 m"] {
+        assert_eq!(["90s", "10m", "2h"].map(seconds), [Some(90), Some(600), Some(7200)]);
+        for text in ["", "s", "10", "0s", "soon", "1d", "-1s", "1.5h", "99999999999h", "1 m"] {
             assert!(parse_idle(text).unwrap_err().to_string().contains("90s, 10m or 2h"), "{text}");
         }
     }
@@ -238,7 +238,7 @@ mod tests {
             "ram:536870912;swap:zram,alg=zstd,size=1073741824;swap:file:/var/tmp,fault=7,prio=5;swap:ram,size=8192;readahead:stream,page_cluster=4;tune:stage=4;tune:decompressor=1;verify;debug_evict_all;quiet;trace:/tmp/a:b",
             "ram:536870912;swap:zram,alg=lz4,recompress=zstd;swap:file:/dev/sdb,free=4096,encrypt,fault=lost:7,size=8192",
             "ram:536870912;swap:file:/a,fault=dying:9;swap:file:/c,fault=seeks:5;swap:file:/b,fault=silent:3;idle-poll:never;verbose",
-            "ram:536870912;swap:zram,alg=lz4;idle:600",
+            "ram:536870912;swap:zram,alg=lz4;idle:600s",
         ] {
             assert_eq!(Conf::parse(text).unwrap().to_string(), text);
         }

@@ -257,6 +257,6 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         let mut spec = RedisSpec::parse("redis://box").unwrap().unwrap();
         spec.password = Some(PasswordFrom::File(path));
-        assert!(spec.read_password().unwrap_err().to_string().contains("No such file"));
+        assert!(spec.read_password().unwrap_err().to_string().contains("no such file"));
     }
 }

@@ -5,11 +5,11 @@
 use super::server_error::ServerSpecError;
 use std::time::Duration;
 
-/// Reads `90`, `90s`, `10m` or `2h`; a second at least.
+/// Reads `90s`, `10m` or `2h`; a second at least.
 pub fn parse(text: &str) -> Option<Duration> {
     let (number, unit) = text.split_at(text.trim_end_matches(|c: char| c.is_ascii_alphabetic()).len());
     let seconds = match unit {
-        "" | "s" => 1,
+        "s" => 1,
         "m" => 60,
         "h" => 3600,
         _ => return None,

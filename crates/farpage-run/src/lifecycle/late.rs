@@ -14,6 +14,7 @@ use farpage_base::mem::heap::Heap;
 use farpage_base::sys::descriptor::keep_across_exec;
 use farpage_base::sys::message::set_quiet;
 use farpage_base::sys::pagemap;
+use farpage_base::sys::raw::ErrnoText;
 use farpage_base::sys::uffd::{FEATURES, OpenError, Uffd};
 use farpage_ipc::conf::{Conf, ConfError, ENV_CONF, ENV_UFFD_FD, give_variables};
 use farpage_ipc::tree::{self, ENV_TREE_FD};
@@ -34,13 +35,13 @@ pub enum LateStartError {
     #[error(transparent)]
     Configuration(#[from] ConfError),
     /// As the kernel says.
-    #[error("cannot open /proc/self/pagemap: {0}")]
+    #[error("cannot open /proc/self/pagemap: {}", ErrnoText(*.0))]
     Pagemap(Errno),
     /// The kernel gives none.
     #[error(transparent)]
     Userfaultfd(#[from] OpenError),
     /// As the kernel says.
-    #[error("cannot make the memory that all processes of a tree share: {0}")]
+    #[error("cannot make the memory that all processes of a tree share: {}", ErrnoText(*.0))]
     Tree(#[from] Errno),
     /// It has no place in the tree's memory.
     #[error("cannot join its own tree")]

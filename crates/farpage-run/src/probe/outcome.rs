@@ -2,6 +2,7 @@
 //!
 //! Callers: [`crate::probe`], and the command, which shows it. Types only.
 
+use farpage_base::sys::raw::ErrnoText;
 use rustix::io::Errno;
 use std::fmt;
 
@@ -33,7 +34,7 @@ impl From<Errno> for Reason {
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Reason::Errno(errno) => write!(f, "{} ({})", errno_text(*errno), errno_name(*errno)),
+            Reason::Errno(errno) => write!(f, "{} ({})", ErrnoText(*errno), errno_name(*errno)),
             Reason::Text(text) => f.write_str(text),
         }
     }
@@ -41,12 +42,6 @@ impl fmt::Display for Reason {
 
 /// Works, or why not.
 pub type Verdict = Result<(), Reason>;
-
-/// `Operation not permitted`, without the number.
-pub fn errno_text(errno: Errno) -> String {
-    let text = std::io::Error::from(errno).to_string();
-    text.split(" (os error").next().unwrap_or_default().to_owned()
-}
 
 /// `EPERM`.
 pub fn errno_name(errno: Errno) -> String {
