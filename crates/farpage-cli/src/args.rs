@@ -12,10 +12,10 @@ Examples:
 Sizes, devices, exit status: farpage run --help";
 
 const RUN_EXAMPLES: &str = "\
-Sizes: 512M and 512MiB are 512 * 2^20 bytes, 512MB is 512 000 000, a bare number is bytes, 25% is a quarter \
-    of physical RAM or of the memory cgroup's limit, whichever is smaller.
+Sizes: 512M and 512MiB are 512 * 2^20 bytes, 512MB is 512,000,000 bytes, and a bare number is bytes. 25% is a \
+    quarter of physical RAM or of the memory cgroup's limit, whichever is smaller.
 
-Swap devices, used in the order given unless prio says otherwise (higher first):
+Swap devices are used in the order given, or by priority (higher prio first):
   zram[,alg=lz4|zstd][,size=SIZE][,prio=N]  compressed RAM, inside the budget
   file:PATH[,size=SIZE][,prio=N]            an unnamed file in the directory
                                             PATH, or a block device
@@ -26,8 +26,8 @@ Swap devices, used in the order given unless prio says otherwise (higher first):
                                             a Redis or Valkey server's memory
   default: zram, then file:/var/tmp
 
-Exit status: the program's own; 125 farpage itself failed, 126 program not executable, 127 program not \
-    found.
+Exit status: the program's own, or 125 if farpage itself failed, 126 if the program cannot be executed, and \
+    127 if it was not found.
 
 Defaults of all options: FARPAGE_RAM and FARPAGE_SWAP (with ; between devices), then ~/.config/farpage.conf, then \
     /etc/farpage.conf (TOML: ram = \"1G\"). farpage doctor shows them.
@@ -41,11 +41,11 @@ Examples:
   sudo farpage run --user alice --ram 2G -- node server.js";
 
 const ATTACH_EXAMPLES: &str = "\
-Refused, and left as they are: programs that are statically linked, for musl, built with a sanitizer, under \
-    a debugger or a strict seccomp filter, or under farpage already.
+Some programs are refused and left as they are: those that are statically linked, use musl, were built with a \
+    sanitizer, run under a debugger or a strict seccomp filter, or run under farpage already.
 
-Exit status: 0 when the program is within the budget; 1 when it is refused, or has memory that cannot be \
-    swapped out.
+Exit status: 0 when the program is within the budget, 1 when it is refused or has memory that cannot be swapped \
+    out.
 
 Examples:
   farpage attach 1234 --ram 512M
@@ -54,11 +54,12 @@ Examples:
   farpage set 1234 --ram 1G";
 
 const GUARD_EXAMPLES: &str = "\
-What is left of a machine is MemAvailable; of a cgroup, its limit less what it has, files' pages left out. \
-    The largest that the rules allow is attached to, or gets a smaller budget if it has one. Nobody is cut below \
-    a quarter of what it had. When there is much memory again, those who were cut get more.
+Free memory is MemAvailable of a machine; of a cgroup it is the limit minus what is used, not counting \
+    pages of files. guard attaches to the largest program that the rules allow, or lowers its budget if it has \
+    one. No program is cut below a quarter of what it had. When memory is plentiful again, programs that were cut \
+    get some of it back.
 
-Rules, parts of one joined by commas: name=GLOB, user=NAME|UID, cgroup=GLOB
+A rule has one or more parts, joined by commas: name=GLOB, user=NAME|UID, cgroup=GLOB
 
 Examples:
   sudo farpage guard
@@ -68,19 +69,19 @@ Examples:
   farpage guard --swap file:/scratch";
 
 const STAT_EXAMPLES: &str = "\
-Columns, a row for each program under farpage run, and one for each pager:
+Columns, with one row for each program under farpage and one for each pager:
   BUDGET   --ram, or what the pager was built with
-  RSS      resident anonymous memory as the kernel counts it; of a pager, what
+  RSS      resident anonymous memory as the kernel counts it; for a pager, what
            counts against its budget
   SWAPPED  bytes whose only copy is on a swap device
   POOL     RAM of the compressed pool
   FILE     bytes on file devices
   MAJFLT   faults that read a swap device
-  PAGER    number of the pager in its process, from 1; -: the program's memory
+  PAGER    number of the pager in its process, from 1; -: the program itself
 
-JSON: the program's values, null without farpage run; \"pagers\", a list, each
-with the same names as far as they apply. With --watch also \"interval_s\", and
-\"per_second\" of both, null where nothing was read before.
+JSON: the program's values (null if it does not run under farpage), and a list
+\"pagers\" with the same names as far as they apply. --watch adds \"interval_s\"
+and \"per_second\", which is null where there is no earlier reading.
 
 Examples:
   farpage stat
@@ -94,9 +95,9 @@ Examples:
 
 #[cfg(feature = "top")]
 const TOP_EXAMPLES: &str = "\
-Keys: up and down, Enter for details, s and r for the order, b for another
-budget of a tree, p to park it or bring it back, ? for all keys, q to quit.
-NO_COLOR=1 for no colours.
+Keys: up and down to select, Enter for details, s and r to sort, b to change a
+budget, p to park a tree or bring it back, ? for all keys, q to quit.
+NO_COLOR=1 turns colours off.
 
 Examples:
   farpage top
@@ -107,7 +108,7 @@ Examples:
 const EXPORTER_LISTENS: &str = "127.0.0.1:9797";
 
 const EXPORTER_EXAMPLES: &str = "\
-Only processes that the user may read are in it: for those of all, run it as root.
+Only processes that the user may read are included. Run it as root to see all of them.
 
 Examples:
   farpage exporter
@@ -115,8 +116,8 @@ Examples:
   curl http://127.0.0.1:9797/metrics";
 
 const REPORT_EXAMPLES: &str = "\
-The page is one file that needs no other and no network. Runs are beside each
-other, with the same scales and one cursor.
+The page is a single file that needs no other file and no network. The runs
+stand side by side, chart by chart, with the same scales and one cursor.
 
 Examples:
   farpage run --ram 256M --report small.html -- python3 train.py
@@ -124,7 +125,7 @@ Examples:
   farpage report small.html large.html --output both.html";
 
 const DOCTOR_EXAMPLES: &str = "\
-Exit status: 0 where farpage run works for this user, 1 where it does not.
+Exit status: 0 if farpage run works for this user, 1 if it does not.
 
 Examples:
   farpage doctor
@@ -135,8 +136,8 @@ Examples:
   sudo -u alice farpage doctor";
 
 const SWAPOFF_EXAMPLES: &str = "\
-A program that has not been heard of for a minute counts as ended: do not do this while programs that swap \
-    there are stopped.
+A program that has not been heard from for a minute counts as ended. Do not run this while programs that swap \
+    to the server are stopped.
 
 Examples:
   farpage swapoff redis://box
@@ -148,7 +149,7 @@ Examples:
   farpage stat
   farpage doctor";
 
-/// Run a program with more memory than the RAM it is allowed: the rest is swapped in user space.
+/// Give a program more memory than the RAM it is allowed: the rest is swapped in user space.
 #[derive(Debug, Parser)]
 #[command(name = "farpage", version, after_help = EXAMPLES, max_term_width = 110)]
 pub struct Cli {
@@ -163,38 +164,38 @@ pub enum Command {
     /// Run a program under a RAM budget
     #[command(after_help = RUN_SHORT, after_long_help = RUN_EXAMPLES)]
     Run(RunArgs),
-    /// Put a budget on a program that runs already, and on what it starts from then on
+    /// Put a running program, and whatever it starts from then on, under a RAM budget
     #[command(after_help = ATTACH_EXAMPLES)]
     Attach(AttachArgs),
-    /// Watch memory; before it is exhausted, put a budget on the largest program instead of having one killed
+    /// Watch memory, and put the largest program under a budget before the kernel kills one
     #[command(after_help = GUARD_EXAMPLES)]
     Guard(GuardArgs),
-    /// Swap out all that can go, of a program that is idle and of everything that was started with it
+    /// Swap out as much as possible of an idle program and of all processes in its tree
     Park(ParkArgs),
-    /// Bring back what park has swapped out, before it is used
+    /// Bring a parked program back into RAM before it is used
     Unpark(ParkArgs),
-    /// Give a running program, and everything that was started with it, another budget
+    /// Change the budget of a running program and of all processes in its tree
     Set(SetArgs),
-    /// Show the counters of programs that run under farpage or have pagers
+    /// Show the counters of programs that run under farpage or use pagers
     #[command(after_help = STAT_EXAMPLES)]
     Stat(StatArgs),
-    /// Watch all programs and trees on one screen, look at one, change budgets
+    /// Watch all programs live on one screen, look into one, change budgets
     #[cfg(feature = "top")]
     #[command(after_help = TOP_EXAMPLES)]
     Top(TopArgs),
-    /// Serve the counters of all as metrics for Prometheus, over HTTP
+    /// Serve the counters of all programs to Prometheus over HTTP
     #[command(after_help = EXPORTER_EXAMPLES)]
     Exporter(ExporterArgs),
-    /// Put the pages of run --report together into one, to compare runs
+    /// Combine pages that run --report has written, to compare runs
     #[command(after_help = REPORT_EXAMPLES)]
     Report(ReportArgs),
-    /// Say what works here for this user, why not, and how to allow it
+    /// Check what works here for this user, and say how to enable the rest
     #[command(after_help = DOCTOR_EXAMPLES)]
     Doctor(DoctorArgs),
-    /// Remove from a Redis server what programs that have ended left there
+    /// Remove pages that ended programs have left on a Redis server
     #[command(after_help = SWAPOFF_EXAMPLES)]
     Swapoff(SwapoffArgs),
-    /// Say how much RAM a program needs: how long it takes, by how much it has
+    /// Find out how much RAM a program needs, by timing it with less and less
     #[command(after_help = farpage_bench::size::EXAMPLES)]
     Size(farpage_bench::size::SizeArgs),
     /// Compare farpage with the kernel's swap
@@ -207,20 +208,20 @@ pub enum Command {
 /// `farpage set`.
 #[derive(Debug, Args)]
 pub struct SetArgs {
-    /// A process that was started by farpage run, or by one that was
+    /// Any process of the tree
     pub pid: u32,
-    /// The new budget of all of them, or max: none; more than at the start is used as far as compressed memory was
-    /// reserved
-    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
+    /// New budget of the whole tree, or max for none. Compressed memory does not grow beyond what was reserved at the
+    /// start
+    #[arg(short = 'm', long, visible_alias = "memory", value_name = "SIZE", allow_hyphen_values = true)]
     pub ram: String,
 }
 
 /// `farpage park` and `farpage unpark`.
 #[derive(Debug, Args)]
 pub struct ParkArgs {
-    /// A process that was started by farpage run, or by one that was, or attached to
+    /// Any process of the tree: started by farpage run, attached to, or a descendant of such a process
     pub pid: u32,
-    /// Say on stderr what is done
+    /// Say on stderr what is being done
     #[arg(short, long)]
     pub verbose: bool,
 }
@@ -228,18 +229,18 @@ pub struct ParkArgs {
 /// `farpage attach`.
 #[derive(Debug, Args)]
 pub struct AttachArgs {
-    /// The process
+    /// Process to attach to
     pub pid: u32,
-    /// Attach to all that it has started, too: one budget for all of them
+    /// Also attach to every process that it has started, under one budget
     #[arg(long)]
     pub tree: bool,
-    /// Budget: most resident anonymous memory of it and of what it starts
+    /// Budget for resident anonymous memory of the process and of what it starts
     #[arg(short = 'm', long, visible_alias = "memory", value_name = "SIZE", allow_hyphen_values = true)]
     pub ram: String,
     /// How the engine works.
     #[command(flatten)]
     pub engine: EngineArgs,
-    /// Say on stderr what is done
+    /// Say on stderr what is being done
     #[arg(short, long)]
     pub verbose: bool,
 }
@@ -247,20 +248,20 @@ pub struct AttachArgs {
 /// `farpage guard`.
 #[derive(Debug, Args)]
 pub struct GuardArgs {
-    /// Watch this memory cgroup, and those below it, as far as they have limits; may be repeated [default: the cgroup
-    /// whose limit this process has, else the machine]
+    /// Watch this memory cgroup and those below it, where they have limits; may be repeated [default: the cgroup that
+    /// limits this process, else the machine]
     #[arg(long, value_name = "NAME|DIR")]
     pub cgroup: Vec<PathBuf>,
-    /// What shall be left of each, SIZE or a share of it: it acts when less is, or will be within a second
+    /// Memory to keep free, a size or a percentage: act when less is free, or will be within a second
     #[arg(long, value_name = "SIZE", default_value = "10%")]
     pub keep: String,
-    /// Only those for whom RULE holds, or another --only
+    /// Only programs that match RULE, or another --only
     #[arg(long, value_name = "RULE", value_parser = Rule::parse)]
     pub only: Vec<Rule>,
-    /// Not those for whom RULE holds
+    /// Never programs that match RULE
     #[arg(long, value_name = "RULE", value_parser = Rule::parse)]
     pub never: Vec<Rule>,
-    /// Say what would be done, and do nothing
+    /// Only say what would be done
     #[arg(short = 'n', long)]
     pub dry_run: bool,
     /// How the engines work.
@@ -283,12 +284,12 @@ pub struct EngineArgs {
     /// Keep idle CPUs from sleeping while faults come fast (auto: on machines of up to 8 CPUs)
     #[arg(long, value_name = "WHEN", value_parser = ["auto", "always", "never"], hide = true)]
     pub idle_poll: Option<String>,
-    /// Park each process that was idle for TIME (10m, 2h)
+    /// Park each process that was idle for TIME (90s, 10m, 2h)
     ///
-    /// Idle is less than a hundredth of a CPU. What can be swapped out goes, and comes back when it is used.
+    /// Idle is less than 1% of a CPU. What can be swapped out goes, and comes back when it is used.
     #[arg(long, value_name = "TIME")]
     pub idle: Option<String>,
-    /// Keep a checksum of every swapped-out page and abort on a mismatch
+    /// Keep a checksum of every swapped-out page, and abort on a mismatch
     #[arg(long, hide_short_help = true, hide_long_help = true)]
     pub verify: bool,
 }
@@ -314,11 +315,11 @@ impl EngineArgs {
 pub struct RunArgs {
     /// RAM budget: 512M, 25%
     ///
-    /// Most resident anonymous memory of the program and of what it starts. Default: 90% of the memory cgroup's limit,
-    /// else half of the available memory.
-    #[arg(long, visible_short_alias = 'm', visible_alias = "memory", value_name = "SIZE", allow_hyphen_values = true)]
+    /// Budget for resident anonymous memory of the program and all that it starts. Default: 90% of the memory cgroup's
+    /// limit, else half of the available memory.
+    #[arg(short = 'm', long, visible_alias = "memory", value_name = "SIZE", allow_hyphen_values = true)]
     pub ram: Option<String>,
-    /// RAM that each process may use at most, like --ram; without --ram, there is no budget for all
+    /// Budget for each process. Without --ram there is no common budget
     #[arg(long, value_name = "SIZE", hide_short_help = true, hide_long_help = true)]
     pub ram_per_process: Option<String>,
     /// How the engine works.
@@ -329,24 +330,24 @@ pub struct RunArgs {
     /// farpage stays as the parent, and prints it on stderr when the program ends.
     #[arg(long)]
     pub stats: bool,
-    /// Stay as the parent and write the counters to FILE as one JSON object when the program ends (-: stderr)
+    /// Write the counters to FILE as one JSON object when the program ends (-: stderr; stdout is the program's)
     #[arg(long, value_name = "FILE", hide_short_help = true, hide_long_help = true)]
     pub stats_json: Option<PathBuf>,
     /// Write a page with charts to FILE at the end
     ///
-    /// farpage stays as the parent, and looks at all processes some times a second.
+    /// farpage stays as the parent, and looks at all processes several times a second.
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub report: Option<PathBuf>,
-    /// Run the program as this user (only root)
+    /// Run the program as this user (root only)
     ///
-    /// Names or numbers. The program keeps no privilege but /dev/userfaultfd, open.
+    /// Names or numbers. The program gets an open /dev/userfaultfd, and no other privilege.
     #[arg(long, value_name = "USER[:GROUP]", value_hint = ValueHint::Username)]
     pub user: Option<String>,
     /// Record in FILE which pages are touched, for farpage-bench sim (slow: each has a fault); processes after the
     /// first write to FILE.PID
     #[arg(long, value_name = "FILE", conflicts_with = "readahead", hide = true)]
     pub trace: Option<PathBuf>,
-    /// Say on stderr what is done
+    /// Say on stderr what is being done
     #[arg(short, long)]
     pub verbose: bool,
     /// No warnings, and no last line
@@ -354,7 +355,7 @@ pub struct RunArgs {
     /// That line says that the program mostly waited for memory.
     #[arg(short, long, conflicts_with = "verbose")]
     pub quiet: bool,
-    /// Try programs that farpage would refuse (static, setuid, other architecture) and kernels it would refuse
+    /// Try what farpage would refuse: static, setuid or foreign programs, older kernels
     #[arg(long, hide_short_help = true, hide_long_help = true)]
     pub force: bool,
     /// Program and its arguments
@@ -366,27 +367,27 @@ pub struct RunArgs {
 /// `farpage stat`.
 #[derive(Debug, Args)]
 pub struct StatArgs {
-    /// Process; without it, a table of all
+    /// Process to show; without it, a table of all processes
     pub pid: Option<u32>,
-    /// One JSON object (with --watch: one per line)
+    /// Print one JSON object (with --watch: one per line)
     #[arg(short = 'J', long)]
     pub json: bool,
-    /// Repeat every SECONDS (default 1) with rates, until the process ends. Name the process before this
+    /// Repeat every SECONDS (default 1), with rates, until the process ends. Put PID before this option
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1")]
     pub watch: Option<f64>,
-    /// Sizes in bytes
+    /// Print sizes in bytes
     #[arg(short, long)]
     pub bytes: bool,
-    /// The last 4096 events of the engine: faults, pages that went, changes of mappings
+    /// Print the engine's last 4096 events: faults, evictions, changes of mappings
     #[arg(long, requires = "pid", conflicts_with = "watch")]
     pub events: bool,
     /// What the feedback controllers have come to, of the engine and of pagers
     #[arg(long, requires = "pid", conflicts_with_all = ["watch", "events"], hide = true)]
     pub tuning: bool,
-    /// The counters of all as metrics, in the text form of OpenMetrics
+    /// Print the counters of all processes as metrics, in OpenMetrics text format
     #[arg(long, conflicts_with_all = ["pid", "json", "watch", "bytes", "events", "tuning"])]
     pub openmetrics: bool,
-    /// Replace FILE by the metrics, in the text form of Prometheus: for node_exporter's textfile collector
+    /// Write the metrics to FILE in Prometheus text format, for node_exporter's textfile collector
     #[arg(long, value_name = "FILE", requires = "openmetrics")]
     pub output: Option<PathBuf>,
 }
@@ -395,7 +396,7 @@ pub struct StatArgs {
 #[cfg(feature = "top")]
 #[derive(Debug, Args)]
 pub struct TopArgs {
-    /// Seconds between two looks
+    /// Seconds between updates
     #[arg(short = 'n', long, value_name = "SECONDS", default_value_t = 1.0)]
     pub interval: f64,
 }
@@ -411,10 +412,10 @@ pub struct ExporterArgs {
 /// `farpage report`.
 #[derive(Debug, Args)]
 pub struct ReportArgs {
-    /// Pages of farpage run --report
+    /// Pages written by farpage run --report
     #[arg(value_name = "FILE", required = true, num_args = 1.., value_hint = ValueHint::FilePath)]
     pub files: Vec<PathBuf>,
-    /// The page to write
+    /// Page to write
     #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub output: PathBuf,
 }
@@ -422,13 +423,13 @@ pub struct ReportArgs {
 /// `farpage doctor`.
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
-    /// One JSON object
+    /// Print one JSON object
     #[arg(short = 'J', long)]
     pub json: bool,
-    /// All that was tried, and what it gave
+    /// Show everything that was tried, and the outcome
     #[arg(short, long, conflicts_with = "json")]
     pub verbose: bool,
-    /// Look at this swap device instead: whether it can be used, and how fast it is
+    /// Check this swap device instead: whether it can be used, and how fast it is
     #[arg(long, value_name = "SPEC", conflicts_with_all = ["json", "verbose"])]
     pub swap: Vec<String>,
 }
@@ -436,7 +437,7 @@ pub struct DoctorArgs {
 /// `farpage swapoff`.
 #[derive(Debug, Args)]
 pub struct SwapoffArgs {
-    /// The server, as in --swap: redis://[USER@]HOST[:PORT][/DB][,password-file=PATH]
+    /// Server, as in --swap: redis://[USER@]HOST[:PORT][/DB][,password-file=PATH]
     pub server: String,
     /// Only say what would be removed
     #[arg(short = 'n', long)]

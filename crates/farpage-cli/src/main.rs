@@ -25,6 +25,7 @@ mod stat_cmd;
 mod swapoff;
 #[cfg(all(test, feature = "top"))]
 mod tests {
+    mod manual;
     mod pages;
 }
 #[cfg(feature = "top")]

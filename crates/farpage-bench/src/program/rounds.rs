@@ -21,7 +21,7 @@ pub const RAM_PERCENT: u64 = 25;
 pub struct ProgramArgs {
     /// The kernel's memory limit: a size, or a percentage of what the program takes as it is; several, joined by
     /// commas, give a curve [default: 25%, some programs of the suite 50%; at least 16M]
-    #[arg(long, value_name = "SIZE", value_delimiter = ',')]
+    #[arg(short = 'm', long, visible_alias = "memory", value_name = "SIZE", value_delimiter = ',')]
     pub ram: Vec<String>,
     /// What the kernel swaps to
     #[arg(long, value_enum, default_value_t = Against::Zram)]

@@ -2,6 +2,7 @@
 //! `make install` copies from: so neither the command nor a build carries what makes them. This test fails if they are
 //! not what the arguments say; `BLESS=1 cargo test -p farpage-cli pages` writes them anew.
 
+use super::manual;
 use crate::args::Cli;
 use clap::{Command, CommandFactory};
 use clap_complete::Shell;
@@ -26,7 +27,7 @@ fn manual_and_completions_are_what_the_arguments_say() {
         made.insert(format!("{shell}/{name}"), with_values(shell, &String::from_utf8(text).unwrap()));
     }
     command.build();
-    manual(&command, &mut made);
+    pages(&command, &mut made);
 
     let place = Path::new(env!("CARGO_MANIFEST_DIR")).join("pages");
     if std::env::var_os("BLESS").is_some() {
@@ -59,7 +60,7 @@ fn with_values(shell: Shell, text: &str) -> String {
         Shell::Zsh => {
             let values = |line: &str| match line {
                 _ if line.contains(":pid -- ") => line.replace(":_default'", ":_pids'"),
-                _ if line.contains("--swap=") => line.replace(":_default'", ":(zram file\\: nbd\\:// redis\\://)'"),
+                _ if line.contains("--swap=") => line.replace(":_default'", ":(zram ram file\\: nbd\\:// redis\\://)'"),
                 _ => line.to_owned(),
             };
             text.lines().map(|line| values(line) + "\n").collect()
@@ -83,7 +84,7 @@ const BASH: &str = r#"_farpage() {
     done
     case "$before" in
         --swap)
-            COMPREPLY=($(compgen -W "zram file: nbd:// redis://" -- "$cur"))
+            COMPREPLY=($(compgen -W "zram ram file: nbd:// redis://" -- "$cur"))
             return
             ;;
         attach|park|set|stat|unpark)
@@ -105,7 +106,7 @@ const FISH: &str = r#"function __farpage_program
 end
 complete -c farpage -n "contains -- -- (commandline -opc)" -f -k -a "(__farpage_program)"
 complete -c farpage -n "__fish_farpage_using_subcommand attach; or __fish_farpage_using_subcommand park; or __fish_farpage_using_subcommand unpark; or __fish_farpage_using_subcommand set; or __fish_farpage_using_subcommand stat" -x -a "(__fish_complete_pids)"
-complete -c farpage -l swap -x -a "zram file: nbd:// redis://"
+complete -c farpage -l swap -x -a "zram ram file: nbd:// redis://"
 "#;
 
 /// The command without the subcommands that it starts itself: completions would offer them.
@@ -120,61 +121,75 @@ fn for_users(command: &Command) -> Command {
         .disable_help_subcommand(true)
 }
 
-/// What the short help leaves out has its place in the manual.
+/// What the short help leaves out has its place in the manual. So have second names, which clap_mangen does not know.
 fn with_long_help(command: Command) -> Command {
     let names: Vec<String> = command.get_subcommands().map(|c| c.get_name().to_owned()).collect();
-    let command = command.mut_args(|argument| argument.hide_short_help(false).hide_long_help(false));
+    let command = command.mut_args(|argument| {
+        let argument = argument.hide_short_help(false).hide_long_help(false);
+        let others = argument.get_visible_aliases().map(|names| names.join(", --"));
+        match (others, argument.get_help().cloned()) {
+            (Some(names), Some(help)) => argument.help(format!("{help}. The same: --{names}")),
+            _ => argument,
+        }
+    });
     names.into_iter().fold(command, |command, name| command.mut_subcommand(name, with_long_help))
 }
 
 /// A page for the command, and one for each of those below it.
-fn manual(command: &Command, made: &mut Files) {
+fn pages(command: &Command, made: &mut Files) {
     for below in command.get_subcommands() {
-        manual(below, made);
+        pages(below, made);
     }
     let source = concat!("farpage ", env!("CARGO_PKG_VERSION"));
     // A date that is empty would be left out, and the next argument taken for it.
     let man = Man::new(command.clone()).date(" ").source(source).manual("User commands");
+    let text = command.get_after_long_help().or(command.get_after_help());
+    let text = text.map(ToString::to_string).unwrap_or_default();
+    let (text, examples) = text.split_once("Examples:\n").unwrap_or((&text, ""));
+    let (notes, status): (Vec<&str>, Vec<&str>) = text.split("\n\n").partition(|part| !part.starts_with(STATUS));
+    let status = status.first().map(|part| part[STATUS.len()..].trim());
+    let name = command.get_display_name().unwrap_or(NAME);
     let mut page = Vec::new();
     let written = [
         man.render_title(&mut page),
         man.render_name_section(&mut page),
-        man.render_synopsis_section(&mut page),
+        manual::synopsis(command).to_writer(&mut page),
+        manual::description(name).to_writer(&mut page),
         man.render_options_section(&mut page),
         if command.has_subcommands() { man.render_subcommands_section(&mut page) } else { Ok(()) },
-        remarks(command).to_writer(&mut page),
+        kept("NOTES", &notes.join("\n\n")).to_writer(&mut page),
+        manual::surroundings(name, status).to_writer(&mut page),
+        kept("EXAMPLES", examples).to_writer(&mut page),
         see_also(command).to_writer(&mut page),
     ];
     assert!(written.iter().all(Result::is_ok), "{written:?}");
     made.insert(format!("man1/{}", man.get_filename()), String::from_utf8(page).unwrap());
 }
 
-/// What stands below the help. Lines that begin with a space are kept as they are: tables and examples.
-fn remarks(command: &Command) -> Roff {
+/// What begins a paragraph on it in the help.
+const STATUS: &str = "Exit status:";
+
+/// A part of what stands below the help. Lines that begin with a space are kept as they are: tables and examples.
+fn kept(heading: &str, text: &str) -> Roff {
     let mut roff = Roff::new();
-    let text = command.get_after_long_help().or(command.get_after_help());
-    let text = text.map(ToString::to_string).unwrap_or_default();
-    let (before, examples) = text.split_once("Examples:\n").unwrap_or((&text, ""));
-    for (heading, text) in [("NOTES", before), ("EXAMPLES", examples)] {
-        if text.trim().is_empty() {
-            continue;
+    if text.trim().is_empty() {
+        return roff;
+    }
+    roff.control("SH", [heading]);
+    let mut kept = false;
+    for line in text.trim_end().lines() {
+        if kept != line.starts_with(' ') {
+            kept = !kept;
+            roff.control(if kept { "nf" } else { "fi" }, []);
         }
-        roff.control("SH", [heading]);
-        let mut kept = false;
-        for line in text.trim_end().lines() {
-            if kept != line.starts_with(' ') {
-                kept = !kept;
-                roff.control(if kept { "nf" } else { "fi" }, []);
-            }
-            if line.is_empty() {
-                roff.control("PP", []);
-            } else {
-                roff.text([roman(line)]);
-            }
+        if line.is_empty() {
+            roff.control("PP", []);
+        } else {
+            roff.text([roman(line)]);
         }
-        if kept {
-            roff.control("fi", []);
-        }
+    }
+    if kept {
+        roff.control("fi", []);
     }
     roff
 }
