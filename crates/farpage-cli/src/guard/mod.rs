@@ -167,7 +167,7 @@ fn no_group(group: &Path, error: &std::io::Error) -> Failure {
 fn keep_of(text: &str, limit: u64) -> Result<u64> {
     let keep = size::parse_of(text, Some(limit)).map_err(|error| Failure::usage(format!("--keep: {error}")))?;
     match text.contains('%') && keep >= limit / 2 {
-        true => Err(Failure::usage(format!("--keep {text}: twice as much has to be there"))),
+        true => Err(Failure::usage(format!("--keep {text}: give less than 50%, for twice as much is made free"))),
         false => Ok(keep.min(limit / 100 * 49)),
     }
 }

@@ -92,7 +92,7 @@ pub fn families(processes: &[Managed], trees: &[Tree]) -> Vec<Family> {
     families.0.push(Family {
         name: "farpage".into(),
         kind: FamilyKind::Info,
-        help: "The command that says this.".into(),
+        help: "Version of farpage.".into(),
         samples: vec![Sample { labels: version, value: Amount::Whole(1) }],
     });
     let unreadable = processes.iter().filter(|one| one.pages.is_none()).count() as u64;

@@ -119,8 +119,8 @@ Combines pages that farpage run --report has written into one, in which the runs
     Words {
         name: "farpage-doctor",
         description: "\
-Tries everything that farpage run needs for the user who runs the command, and says what does not work, why, and how to \
-    enable it. With --swap it tries a swap device instead, and measures how fast that is.",
+Tries everything that farpage run needs for the user who runs the command, and says what does not work, why, and how \
+    to enable it. With --swap it tries a swap device instead, and measures how fast that is.",
         environment: PRELOAD,
         files: RUN_FILES,
     },

@@ -60,7 +60,7 @@ fn with_values(shell: Shell, text: &str) -> String {
         Shell::Zsh => {
             let values = |line: &str| match line {
                 _ if line.contains(":pid -- ") => line.replace(":_default'", ":_pids'"),
-                _ if line.contains("--swap=") => line.replace(":_default'", ":(zram ram file\\: nbd\\:// redis\\://)'"),
+                _ if line.contains("--swap=") => line.replace(":_default'", ":(zram file\\: nbd\\:// redis\\://)'"),
                 _ => line.to_owned(),
             };
             text.lines().map(|line| values(line) + "\n").collect()
@@ -84,7 +84,7 @@ const BASH: &str = r#"_farpage() {
     done
     case "$before" in
         --swap)
-            COMPREPLY=($(compgen -W "zram ram file: nbd:// redis://" -- "$cur"))
+            COMPREPLY=($(compgen -W "zram file: nbd:// redis://" -- "$cur"))
             return
             ;;
         attach|park|set|stat|unpark)
@@ -106,7 +106,7 @@ const FISH: &str = r#"function __farpage_program
 end
 complete -c farpage -n "contains -- -- (commandline -opc)" -f -k -a "(__farpage_program)"
 complete -c farpage -n "__fish_farpage_using_subcommand attach; or __fish_farpage_using_subcommand park; or __fish_farpage_using_subcommand unpark; or __fish_farpage_using_subcommand set; or __fish_farpage_using_subcommand stat" -x -a "(__fish_complete_pids)"
-complete -c farpage -l swap -x -a "zram ram file: nbd:// redis://"
+complete -c farpage -l swap -x -a "zram file: nbd:// redis://"
 "#;
 
 /// The command without the subcommands that it starts itself: completions would offer them.
