@@ -75,11 +75,12 @@ impl ByMapping {
         self.next = Some(Instant::now() + cpu_time().saturating_sub(before) * PART);
     }
 
-    fn saw(&mut self, names: Names, swapped: u64) {
+    fn saw(&mut self, mut names: Names, swapped: u64) {
         // None: it has ended.
         if names.0.is_empty() {
             return;
         }
+        names.inherit(&self.last);
         let has = names.0.iter().fold(swapped, |sum, one| sum.saturating_add(one.resident));
         if has >= self.peak.0 {
             self.peak = (has, names.clone());

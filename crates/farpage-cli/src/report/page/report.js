@@ -1,5 +1,6 @@
 "use strict";
-// Draws the runs that are in the page, each in a column: a headline, charts with one cursor, tables.
+// Draws the runs that are in the page, each in a column: a headline, charts with one cursor, tables. Columns have the
+// same rows, so that the same chart of all runs stands side by side.
 // Numbers come as farpage run --report writes them: bytes, pages, ns, s.
 
 const PAGE = 4096;
@@ -117,9 +118,15 @@ function draw(place, chart, times, limits, sync) {
 		font: "12px system-ui, sans-serif", ...more,
 	});
 	const write = (_, values) => values.map((value) => value == null ? "" : chart.write(value));
+	// Without a cursor a legend has the largest value.
+	const legend = (one) => (_, value, __, at) => {
+		const sizes = (at == null ? one.values : [value]).filter((size) => size != null).map(Math.abs);
+		return sizes.length ? chart.write(sizes.reduce((a, b) => Math.max(a, b))) : "-";
+	};
+	const when = (_, value) => value == null ? "whole run (largest values)" : value.toFixed(2) + " s";
 	const series = chart.series.map((one) => ({
 		label: one.label, stroke: color(one.color), width: 1.5, dash: one.dash, points: { show: false },
-		fill: one.fill ? color(one.color) + "40" : undefined, value: (_, value) => value == null ? "" : chart.write(value),
+		fill: one.fill ? color(one.color) + "40" : undefined, value: legend(one),
 	}));
 	const options = {
 		width: Math.max(280, place.clientWidth), height: 190, cursor: { sync: { key: sync }, y: false },
@@ -131,7 +138,7 @@ function draw(place, chart, times, limits, sync) {
 			axis({ values: (_, values) => values.map((value) => value + " s") }),
 			axis({ size: 88, values: write, ...(chart.write === bytes ? { incrs: BINARY } : {}) }),
 		],
-		series: [{ label: "time", value: (_, value) => value == null ? "" : value.toFixed(2) + " s" }, ...series],
+		series: [{ label: "time", value: when }, ...series],
 	};
 	const plot = new uPlot(options, [times, ...chart.series.map((one) => one.values)], place);
 	addEventListener("resize", () => plot.setSize({ width: Math.max(280, place.clientWidth), height: 190 }));
@@ -167,41 +174,66 @@ function troubles(run) {
 	return Object.entries(names).filter(([name]) => run[name] > 0).map(([name, what]) => count(run[name]) + " " + what);
 }
 
-function show(run, place, limits) {
-	const column = place.appendChild(element("section", "run"));
-	column.appendChild(element("h1", "", run.program.join(" ")));
-	column.appendChild(element("p", "headline", headline(run)));
-	for (const trouble of troubles(run)) column.appendChild(element("p", "alarm", trouble));
-	const drawn = charts(run.samples);
-	if (drawn.length === 0) column.appendChild(element("p", "none", "It ended before anything could be measured."));
-	for (const chart of drawn) {
-		column.appendChild(element("h2", "", chart.title));
-		draw(column.appendChild(element("div", "chart")), chart, run.samples.t_s, limits, "time");
+// What a row of the page is: how it is drawn into a cell, of one run, unless that has nothing of it.
+function rowsOf(run, limits) {
+	const rows = new Map();
+	const budget = run.ram_bytes == null ? "without a budget" : "in " + bytes(run.ram_bytes);
+	rows.set("head", (cell) => {
+		cell.appendChild(element("h1", "", run.program.join(" ") + ", " + budget));
+		cell.appendChild(element("p", "headline", headline(run)));
+		for (const trouble of troubles(run)) cell.appendChild(element("p", "alarm", trouble));
+	});
+	for (const chart of charts(run.samples)) {
+		rows.set(chart.title, (cell) => {
+			draw(cell.appendChild(element("div", "chart")), chart, run.samples.t_s, limits, "time");
+		});
 	}
 	// Older pages have only what readahead did, without names.
 	const mappings = run.mappings || run.readahead || [];
 	if (mappings.length) {
-		column.appendChild(element("h2", "", "By mapping, of the first process"));
-		const rows = mappings.map((one) => [(one.name || "") + " at 0x" + one.start.toString(16), bytes(one.bytes),
-			bytes(one.resident_peak_bytes), bytes(one.resident_bytes), count(one.pgmajfault),
-			one.ra_hit_pct == null ? "-" : percent(one.ra_hit_pct)]);
-		column.appendChild(table(rows, ["mapping", "size", "in memory at its peak", "at the last look", "major faults",
-			"readahead hits"]));
+		rows.set("By mapping, of the first process", (cell) => {
+			const cells = mappings.map((one) => [(one.name || "") + " at 0x" + one.start.toString(16), bytes(one.bytes),
+				bytes(one.resident_peak_bytes), bytes(one.resident_bytes), count(one.pgmajfault),
+				one.ra_hit_pct == null ? "-" : percent(one.ra_hit_pct)]);
+			cell.appendChild(element("div", "wide")).appendChild(table(cells, ["mapping", "size", "in memory at its peak",
+				"at the last look", "major faults", "readahead hits"]));
+		});
 	}
-	const environment = column.appendChild(element("details"));
-	environment.appendChild(element("summary", "", "Environment"));
-	environment.appendChild(table(Object.entries(run.environment || {})));
-	const counters = column.appendChild(element("details"));
-	counters.appendChild(element("summary", "", "All counters, of the first process"));
+	const details = (title, cells) => (cell) => {
+		const made = cell.appendChild(element("details"));
+		made.appendChild(element("summary", "", title));
+		made.appendChild(table(cells));
+	};
+	rows.set("environment", details("Environment", Object.entries(run.environment || {})));
 	const plain = Object.entries(run).filter(([, value]) => value === null || ["number", "string"].includes(typeof value));
-	counters.appendChild(table(plain.map(([name, value]) => [name, value == null ? "-" : value])));
+	rows.set("counters", details("All counters, of the first process",
+		plain.map(([name, value]) => [name, value == null ? "-" : value])));
+	return rows;
 }
+
+// Those with a line of their own above them.
+const UNTITLED = ["head", "environment", "counters"];
 
 const runs = JSON.parse(document.getElementById("runs").textContent);
 const place = document.getElementById("page");
 const limits = scales(runs);
 document.title = "farpage: " + runs.map((run) => run.program[0]).join(", ");
-runs.forEach((run) => show(run, place, limits));
+const cells = runs.map((run) => rowsOf(run, limits));
+// In the order of the run that has most; what only others have comes before the tables' end.
+const longest = cells.reduce((a, b) => b.size > a.size ? b : a);
+const others = cells.flatMap((rows) => [...rows.keys()]).filter((title) => !longest.has(title));
+const titles = [...new Set([...longest.keys()].filter((title) => !UNTITLED.slice(1).includes(title))
+	.concat(others, UNTITLED.slice(1)))];
+// All columns are there before the first is drawn: they have their widths then.
+const columns = runs.map(() => place.appendChild(element("section", "run")));
+columns.forEach((column, i) => {
+	column.style.setProperty("--rows", titles.length);
+	for (const title of titles) {
+		const cell = column.appendChild(element("div")), drawn = cells[i].get(title);
+		if (!UNTITLED.includes(title)) cell.appendChild(element("h2", "", title));
+		if (drawn) drawn(cell); else cell.appendChild(element("p", "none", "nothing in this run"));
+	}
+});
 document.documentElement.dataset.drawn = document.querySelectorAll(".chart canvas").length;
 // Colours are the theme's: another one needs other charts.
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => location.reload());
