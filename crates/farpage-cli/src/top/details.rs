@@ -29,11 +29,11 @@ const AXIS: &str = ratatui::symbols::line::VERTICAL;
 pub fn draw(frame: &mut Frame<'_>, state: &State, program: &Program, history: &[Point], names: &Names, look: Look) {
     let area = frame.area();
     // The charts get what is left after nine mappings, and 9 to 16 lines of a screen that has them.
-    let charts = area.height.saturating_sub(1 + 5 + 9 + 1).clamp(8, 16);
+    let charts = area.height.saturating_sub(1 + 6 + 9 + 1).clamp(8, 16);
     let [title, charts, facts, mappings, foot] = Layout::vertical([
         Constraint::Length(1),
         Constraint::Length(charts),
-        Constraint::Length(5),
+        Constraint::Length(6),
         Constraint::Min(0),
         Constraint::Length(1),
     ])
@@ -56,6 +56,7 @@ pub fn draw(frame: &mut Frame<'_>, state: &State, program: &Program, history: &[
 fn heading(program: &Program, look: Look) -> Line<'static> {
     let what = match (program.id.pager, program.page.get("active")) {
         _ if program.is_parked => "parked".to_string(),
+        _ if program.waits_its_turn => "waits its turn".into(),
         (0, 0) => "below its budget, nothing is managed".into(),
         (0, _) => "managed".into(),
         (pager, _) => format!("pager {pager}"),
@@ -125,52 +126,59 @@ fn chart(
     }
 }
 
-/// Five lines: memory, latencies, readahead, devices, trouble.
+/// Six lines: memory, faults, latencies, readahead, devices, trouble.
 fn facts_of(program: &Program, look: Look, width: u16) -> Vec<Line<'static>> {
     let get = |name: &str| program.page.get(name);
     let rates = program.rates.unwrap_or_default();
     let name = |name: &str| Span::styled(format!("{name:<9}"), Style::new().add_modifier(Modifier::BOLD));
     let line = |title: &str, words: String| Line::from(vec![name(title), Span::raw(words)]);
     let mut memory = vec![name("memory")];
-    memory.extend(bar(&parts(program), program.budget(), usize::from(width / 3).max(12), look).spans);
+    memory.extend(bar(&parts(program), program.budget(), usize::from(width / 4).max(12), look).spans);
     memory.push(Span::raw(format!(
-        "  hot {}, cached {}, tables {}",
+        "  {} + {} swapped = {}; hot {}, cached {}",
+        short_size(program.resident()),
+        short_size(get("swapped_bytes")),
+        short_size(program.total()),
         short_size(get("hot_bytes")),
-        short_size(get("cached_bytes")),
-        short_size(get("meta_bytes"))
+        short_size(get("cached_bytes"))
     )));
     let (orig, packed, pool) = (get("pool_orig_bytes"), get("pool_compressed_bytes"), get("pool_bytes"));
     let ratio = if packed > 0 { format!(", {:.1} to 1", orig as f64 / packed as f64) } else { String::new() };
     let devices = format!(
-        "pool {} in {}{ratio}, limit {}; files {}",
+        "pool {} in {}{ratio}, limit {}; files {}; tables {}",
         short_size(orig),
         short_size(pool),
         short_size(get("pool_limit_bytes")),
-        short_size(get("file_bytes"))
+        short_size(get("file_bytes")),
+        short_size(get("meta_bytes"))
     );
     let trouble = trouble_of(program);
     vec![
         Line::from(memory),
-        line("faults", faults(program, &rates)),
+        line("faults", faults(&rates)),
+        line("latency", latencies(program, &rates)),
         line("pages/s", pages(program, &rates)),
         line("devices", devices),
         Line::styled(if trouble.is_empty() { String::new() } else { format!("trouble  {trouble}") }, look.alarm()),
     ]
 }
 
-fn faults(program: &Program, rates: &Rates) -> String {
-    let latency = |ns: Option<u64>| ns.map_or("-".into(), short_duration);
-    let counts = format!(
+fn faults(rates: &Rates) -> String {
+    format!(
         "{}/s, {} major, {} stalled, waits {:.0}%",
         short_number(rates.faults),
         short_number(rates.major),
         short_number(rates.stalls),
         rates.wait_percent().min(99_999.0)
-    );
-    // Pagers do not time them.
+    )
+}
+
+/// Of the faults since the last look. Pagers do not time them.
+fn latencies(program: &Program, rates: &Rates) -> String {
+    let latency = |ns: Option<u64>| ns.map_or("-".into(), short_duration);
     match program.id.pager {
-        0 => format!("{counts}; p50 {}, p99 {}, p99.9 {}", latency(rates.p50), latency(rates.p99), latency(rates.p999)),
-        _ => counts,
+        0 => format!("p50 {}, p99 {}, p99.9 {}", latency(rates.p50), latency(rates.p99), latency(rates.p999)),
+        _ => "-".into(),
     }
 }
 

@@ -11,10 +11,10 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Clear, Paragraph, Row, Table, TableState};
 
-/// From this width on there is room for what the devices have, and for latencies.
-const WIDE: u16 = 102;
+/// From this width on there is room for a sum, for what the devices have, and for latencies.
+const WIDE: u16 = 108;
 /// Columns of these, and of the space before each.
-const MORE: u16 = 21;
+const MORE: u16 = 27;
 /// Columns of the smallest bar, and what a wide terminal adds at most. So are the next two.
 const BAR: (u16, u16) = (10, 40);
 /// Of a process's name.
@@ -96,7 +96,7 @@ fn widths(columns: u16) -> (Vec<u16>, bool) {
     let user = (spare - name).min(USER.1);
     let more = (spare - name - user).min(BAR.1);
     let mut widths = vec![7, USER.0 + user, NAME.0 + name, 6, BAR.0 + more, 5, 5];
-    widths.extend(wide.then_some([6, 6]).into_iter().flatten());
+    widths.extend(wide.then_some([5, 6, 6]).into_iter().flatten());
     widths.extend([7, 6, 5]);
     widths.extend(wide.then_some(6));
     (widths, wide)
@@ -105,7 +105,7 @@ fn widths(columns: u16) -> (Vec<u16>, bool) {
 fn draw_table(frame: &mut Frame<'_>, state: &State, look: Look, area: Rect) {
     let (widths, wide) = widths(area.width);
     let mut head = vec!["PID", "USER", "COMMAND", "BUDGET", " USED", "RSS", "SWAP"];
-    head.extend(wide.then_some(["POOL", "FILES"]).into_iter().flatten());
+    head.extend(wide.then_some(["TOTAL", "POOL", "FILES"]).into_iter().flatten());
     head.extend(["FAULT/s", "MAJ/s", "WAIT%"]);
     head.extend(wide.then_some("P99"));
     let marked = |name: &&str| {
@@ -136,7 +136,7 @@ fn cells(texts: Vec<Line<'static>>, wide: bool) -> Row<'static> {
     let mut texts = texts;
     if !wide {
         texts.pop();
-        texts.drain(7..9);
+        texts.drain(7..10);
     }
     Row::new(texts.into_iter().enumerate().map(|(at, text)| if left(at) { text } else { text.right_aligned() }))
 }
@@ -155,11 +155,12 @@ fn tree_row(tree: &TreeRow, state: &State, look: Look, widths: &[u16], wide: boo
         Line::from(counted(&tree.command, tree.processes, widths[2])),
         Line::from(tree.budget.map_or("none".into(), short_size)),
         match tree.is_parked {
-            true => parked(widths[4], look),
+            true => in_place_of_bar("parked", "parked", widths[4], look),
             false => bar(&used, tree.budget.unwrap_or(0), widths[4].into(), look),
         },
         Line::from(short_size(resident)),
         Line::from(short_size(tree.swapped)),
+        Line::from(short_size(resident.saturating_add(tree.swapped))),
         Line::from(short_size(bytes("pool_bytes"))),
         Line::from(short_size(bytes("file_bytes"))),
         Line::from(rate(|rates| rates.faults)),
@@ -185,10 +186,11 @@ fn cut(name: &str, columns: u16) -> String {
     }
 }
 
-/// In the place of a bar.
-fn parked(columns: u16, look: Look) -> Line<'static> {
+/// What a program does, in the place of its bar; `short`: where there is no room for the whole of it.
+fn in_place_of_bar(words: &str, short: &str, columns: u16, look: Look) -> Line<'static> {
     let columns = usize::from(columns).saturating_sub(2);
-    Line::styled(format!("[{:^columns$}]", "parked"), look.style(Color::Blue))
+    let words = if words.len() <= columns { words } else { short };
+    Line::styled(format!("[{words:^columns$}]"), look.style(Color::Blue))
 }
 
 fn program_row(program: &Program, state: &State, look: Look, widths: &[u16], wide: bool) -> Row<'static> {
@@ -207,12 +209,14 @@ fn program_row(program: &Program, state: &State, look: Look, widths: &[u16], wid
         Line::from(cut(&program.user, widths[1])),
         Line::from(name),
         Line::from(short_size(program.budget())),
-        match program.is_parked {
-            true => parked(widths[4], look),
-            false => bar(&parts(program), whole, widths[4].into(), look),
+        match (program.is_parked, program.waits_its_turn) {
+            (true, _) => in_place_of_bar("parked", "parked", widths[4], look),
+            (_, true) => in_place_of_bar("waits its turn", "its turn", widths[4], look),
+            _ => bar(&parts(program), whole, widths[4].into(), look),
         },
         Line::from(short_size(program.resident())),
         bytes("swapped_bytes"),
+        Line::from(short_size(program.total())),
         bytes("pool_bytes"),
         bytes("file_bytes"),
         rate(|rates| rates.faults),
@@ -259,10 +263,12 @@ pub fn draw_help(frame: &mut Frame<'_>, look: Look) {
 
  A tree is a program under farpage run and all that it started. BUDGET:
  of the tree; of a process, what it may have of that now. USED: its part
- of the budget of all, > where it is more. FAULT/s: faults served since
- the last look; MAJ/s: those that read a device. WAIT%: at least so much
- of the time a thread waited for memory, 200 if two always did. P99: 99 %
- of faults took less. Behind the name of a tree: its processes, all.
+ of the budget of all, > where it is more; `waits its turn`: others of
+ the tree have the memory for now. TOTAL: RSS and SWAP. FAULT/s: faults
+ served since the last look; MAJ/s: those that read a device. WAIT%: at
+ least so much of the time a thread waited for memory, 200 if two always
+ did. P99: 99 % of faults took less. Behind the name of a tree: its
+ processes, all.
 
  # hot   = resident   + swap cache, free frames   % compressed   - other
 

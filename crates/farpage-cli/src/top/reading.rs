@@ -92,6 +92,8 @@ pub struct Program {
     pub user: String,
     /// It is parked, or about to be.
     pub is_parked: bool,
+    /// Others of its tree have the memory for now.
+    pub waits_its_turn: bool,
     /// Its tree: [`TreeRow::pid`].
     pub tree: Option<u32>,
     /// What it may have, as its tree says; bytes.
@@ -106,6 +108,11 @@ impl Program {
     /// What counts against its budget, bytes.
     pub fn resident(&self) -> u64 {
         self.page.get(if self.id.pager > 0 { "used_bytes" } else { "rss_anon_bytes" })
+    }
+
+    /// What it has, in memory or out, bytes.
+    pub fn total(&self) -> u64 {
+        self.resident().saturating_add(self.page.get("swapped_bytes"))
     }
 
     /// What it may have, bytes.
@@ -187,9 +194,10 @@ impl Monitor {
                 let member = tree.filter(|_| id.pager == 0).and_then(|tree| member_of(tree, page.pid()));
                 let claim = member.map(|member| bytes(member.claim.held()));
                 let is_parked = member.is_some_and(park::is_parked);
+                let waits_its_turn = member.is_some_and(|member| member.held.load(Relaxed) != 0);
                 let (page, command, tree) = (Rc::new(page), one.command.clone(), tree.map(|tree| tree.pid));
                 let user = String::new();
-                programs.push(Program { id, command, user, is_parked, tree, claim, page, rates: None });
+                programs.push(Program { id, command, user, is_parked, waits_its_turn, tree, claim, page, rates: None });
             }
         }
         // A process may say that two of its pages are of one pager.

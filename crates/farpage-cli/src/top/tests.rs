@@ -118,8 +118,11 @@ fn the_list_says_all_of_it_in_80_columns() {
     }
     assert!(shown.is_ascii());
     let wide = screen(&monitor, &state, PLAIN, (120, 30));
-    assert!(wide.contains("   POOL  FILES FAULT/s  MAJ/s WAIT%    P99\n"), "{wide}");
-    assert!(wide.contains("    12M    54M    1500    300    42   80ns\n") && wide.contains(" a.long.name "), "{wide}");
+    assert!(wide.contains(" SWAP TOTAL   POOL  FILES FAULT/s  MAJ/s WAIT%    P99\n"), "{wide}");
+    assert!(
+        wide.contains("  90M  152M    12M    54M    1500    300    42   80ns\n") && wide.contains(" a.long.name "),
+        "{wide}"
+    );
     state.help = true;
     let help = screen(&monitor, &state, PLAIN, (80, 24));
     assert!(help.contains("another budget of the tree") && help.contains(" p    park the tree"), "{help}");
@@ -145,6 +148,18 @@ fn what_is_parked_is_said_and_whether_it_is_to_be_is_asked() {
 }
 
 #[test]
+fn a_program_that_waits_its_turn_says_so() {
+    let (monitor, mut state) = watched();
+    state.reading.programs[0].waits_its_turn = true;
+    for (columns, said) in [(80, "  64M [its turn]   62M "), (140, "     waits its turn      ] ")] {
+        let shown = screen(&monitor, &state, PLAIN, (columns, 24));
+        assert!(shown.contains(said), "{shown}");
+    }
+    state.view = details_of(4711);
+    assert!(screen(&monitor, &state, PLAIN, (80, 24)).contains("python3 (4711): waits its turn, may have 64.0 MiB"));
+}
+
+#[test]
 fn the_details_say_all_of_it_in_80_columns() {
     let (monitor, mut state) = watched();
     state.view = details_of(4711);
@@ -155,9 +170,11 @@ fn the_details_say_all_of_it_in_80_columns() {
         "Faults/s, 2 min:  f all  m major\n",
         "  90M|",
         " 1500|",
-        "faults   1500/s, 300 major, 0 stalled, waits 42%; p50 80ns, p99 80ns, p99.9 80ns\n",
+        "  62M + 90M swapped = 152M; hot 30M, cached 5.0M\n",
+        "faults   1500/s, 300 major, 0 stalled, waits 42%\n",
+        "latency  p50 80ns, p99 80ns, p99.9 80ns\n",
         "pages/s  in 800, of these 0 by readahead; out 0\n",
-        "devices  pool 36M in 12M, 3.6 to 1, limit 0; files 54M\n",
+        "devices  pool 36M in 12M, 3.6 to 1, limit 0; files 54M; tables 0\n",
         "MAPPING                      ADDRESS   SIZE     MAJFLT    SWAP_RA   HIT%  WINDOW\n",
         " 7f0000000000    16M         77          0      -       0\n",
         "Esc back",

@@ -15,7 +15,17 @@ fn program(pid: u32, tree: Option<u32>, mib: u64) -> Program {
     let rates = Some(Rates { faults: mib as f64, ..Rates::default() });
     let id = Id { pid, pager: 0 };
     let (command, user) = (format!("p{pid}"), String::new());
-    Program { id, command, user, is_parked: false, tree, claim: None, page: Rc::new(page), rates }
+    Program {
+        id,
+        command,
+        user,
+        is_parked: false,
+        waits_its_turn: false,
+        tree,
+        claim: None,
+        page: Rc::new(page),
+        rates,
+    }
 }
 
 fn tree(pid: u32) -> TreeRow {
