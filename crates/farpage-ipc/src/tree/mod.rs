@@ -48,7 +48,7 @@ use farpage_swap::claims;
 use largest::Largest;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, memfd_create};
-use rustix::mm::{MapFlags, ProtFlags, mmap};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::time::Duration;
@@ -212,7 +212,11 @@ pub fn open(fd: BorrowedFd<'_>) -> Result<&'static Segment, Errno> {
     let segment = map(fd)?;
     match segment.header.magic.load(SeqCst) {
         MAGIC => Ok(segment),
-        _ => Err(Errno::INVAL),
+        _ => {
+            // SAFETY: mapped above, and no reference to it is left.
+            unsafe { munmap(std::ptr::from_ref(segment).cast_mut().cast(), BYTES) }?;
+            Err(Errno::INVAL)
+        }
     }
 }
 

@@ -18,6 +18,9 @@ fn a_segment_keeps_its_size_and_what_is_none_is_not_mapped() {
     assert!(open(other.as_fd()).is_err(), "not sealed");
     fcntl_add_seals(&other, SIZE_SEALS).unwrap();
     assert!(open(other.as_fd()).is_err(), "no magic word");
+    let inode = format!(" {} ", fstat(&other).unwrap().st_ino);
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    assert!(!maps.lines().any(|line| line.contains(&inode) && line.contains("memfd:")), "{maps}");
 }
 
 #[test]
