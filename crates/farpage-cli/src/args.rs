@@ -387,6 +387,9 @@ pub struct StatArgs {
     /// Print the counters of all processes as metrics, in OpenMetrics text format
     #[arg(long, conflicts_with_all = ["pid", "json", "watch", "bytes", "events", "tuning"])]
     pub openmetrics: bool,
+    /// A set of series for each process, not for each tree
+    #[arg(long, requires = "openmetrics")]
+    pub per_process: bool,
     /// Write the metrics to FILE in Prometheus text format, for node_exporter's textfile collector
     #[arg(long, value_name = "FILE", requires = "openmetrics")]
     pub output: Option<PathBuf>,
@@ -407,6 +410,9 @@ pub struct ExporterArgs {
     /// Address and port to listen on
     #[arg(long, value_name = "ADDRESS:PORT", default_value = EXPORTER_LISTENS)]
     pub listen: String,
+    /// A set of series for each process, not for each tree
+    #[arg(long)]
+    pub per_process: bool,
 }
 
 /// `farpage report`.

@@ -32,6 +32,7 @@ mod tests {
 mod top;
 mod trees;
 mod user;
+mod users;
 
 use args::{Cli, Command};
 use clap::error::{ContextKind, ContextValue, ErrorKind};

@@ -1,6 +1,6 @@
 //! The user of a process, by name.
 //!
-//! The passwd database may be far away, so each user is looked up once. Callers: [`super::reading`]. No locks.
+//! The passwd database may be far away, so each user is looked up once. Callers: `farpage top`, and metrics. No locks.
 
 use crate::process::Status;
 use crate::stat_cmd::find::printable;

@@ -26,8 +26,16 @@ fn start(command: &mut Command) -> Running {
 fn program() -> (Running, String) {
     let program = start(run().env("FARPAGE_PRELOAD", fake()).args(["sleep", "60"]).stdout(Stdio::null()));
     let pid = program.0.id();
-    let sample = format!("farpage_budget_bytes{{pid=\"{pid}\",command=\"sleep\",pager=\"\"}} 1000\n");
-    wait_for("the fake engine starts", || text(&metrics().output().unwrap().stdout).contains(&sample));
+    let begin = format!("farpage_budget_bytes{{tree=\"{pid}\",command=\"sleep\",user=\"");
+    let mut sample = String::new();
+    wait_for("the fake engine starts", || {
+        let out = text(&metrics().output().unwrap().stdout);
+        sample = out.lines().find(|line| line.starts_with(&begin)).map_or(String::new(), |line| format!("{line}\n"));
+        !sample.is_empty()
+    });
+    assert!(sample.contains("\",cgroup=\"/") && sample.ends_with("\",pager=\"\"} 1000\n"), "{sample}");
+    let each = text(&metrics().arg("--per-process").output().unwrap().stdout);
+    assert!(each.contains(&format!(",pid=\"{pid}\",pager=\"\"}} 1000\n")), "{each}");
     (program, sample)
 }
 

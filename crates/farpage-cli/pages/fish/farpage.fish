@@ -95,10 +95,12 @@ complete -c farpage -n "__fish_farpage_using_subcommand stat" -s b -l bytes -d '
 complete -c farpage -n "__fish_farpage_using_subcommand stat" -l events -d 'Print the engine\'s last 4096 events: faults, evictions, changes of mappings'
 complete -c farpage -n "__fish_farpage_using_subcommand stat" -l tuning -d 'What the feedback controllers have come to, of the engine and of pagers'
 complete -c farpage -n "__fish_farpage_using_subcommand stat" -l openmetrics -d 'Print the counters of all processes as metrics, in OpenMetrics text format'
+complete -c farpage -n "__fish_farpage_using_subcommand stat" -l per-process -d 'A set of series for each process, not for each tree'
 complete -c farpage -n "__fish_farpage_using_subcommand stat" -s h -l help -d 'Print help'
 complete -c farpage -n "__fish_farpage_using_subcommand top" -s n -l interval -d 'Seconds between updates' -r
 complete -c farpage -n "__fish_farpage_using_subcommand top" -s h -l help -d 'Print help'
 complete -c farpage -n "__fish_farpage_using_subcommand exporter" -l listen -d 'Address and port to listen on' -r
+complete -c farpage -n "__fish_farpage_using_subcommand exporter" -l per-process -d 'A set of series for each process, not for each tree'
 complete -c farpage -n "__fish_farpage_using_subcommand exporter" -s h -l help -d 'Print help'
 complete -c farpage -n "__fish_farpage_using_subcommand report" -s o -l output -d 'Page to write' -r -F
 complete -c farpage -n "__fish_farpage_using_subcommand report" -s h -l help -d 'Print help'

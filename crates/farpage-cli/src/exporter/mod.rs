@@ -23,7 +23,8 @@ pub fn main(args: &ExporterArgs) -> Result<ExitCode> {
     let listener = listen(&args.listen)?;
     let at = listener.local_addr().map_or_else(|_| args.listen.clone(), |at| at.to_string());
     say(format_args!("farpage: metrics are at http://{at}/metrics"));
-    http::serve(&listener, &answer)
+    let per_process = args.per_process;
+    http::serve(&listener, &|request: &Request<'_>| answer(request, per_process))
 }
 
 fn listen(to: &str) -> Result<TcpListener> {
@@ -41,15 +42,15 @@ fn listen(to: &str) -> Result<TcpListener> {
     })
 }
 
-fn answer(request: &Request<'_>) -> Answer {
+fn answer(request: &Request<'_>, per_process: bool) -> Answer {
     match request.path {
-        "/metrics" => metrics(request.accepts),
+        "/metrics" => metrics(request.accepts, per_process),
         "/" => Answer { status: 200, content_type: "text/html; charset=utf-8", body: PAGE.into() },
         _ => Answer::words(404, "there is /metrics"),
     }
 }
 
-fn metrics(accepts: &str) -> Answer {
+fn metrics(accepts: &str, per_process: bool) -> Answer {
     let form = match accepts.contains("application/openmetrics-text") {
         true => Exposition::OpenMetrics,
         false => Exposition::Prometheus,
@@ -58,7 +59,7 @@ fn metrics(accepts: &str) -> Answer {
         Ok(all) => Answer {
             status: 200,
             content_type: form.content_type(),
-            body: metrics::write(&metrics::families(&all, &trees::all().trees), form),
+            body: metrics::write(&metrics::families(&all, &trees::all().trees, per_process), form),
         },
         Err(failure) => Answer::words(503, &failure.sentence),
     }

@@ -3,6 +3,10 @@
 //! Every value of a statistics page is a metric of the same name, `farpage_NAME`; where it is defined
 //! (`farpage::stat`) says which are not. Units are bytes and seconds.
 //!
+//! A tree is one set of series, whatever number of processes it starts: levels are those of its living processes
+//! together, and what is counted is what the tree has summed up, because a sum over living ones would fall when one
+//! ends. A process without a tree is like a tree of its own.
+//!
 //! Callers: `farpage stat --openmetrics`, `farpage exporter`. What is read is what processes say of themselves: no
 //! label may break a line, and no two samples may have the same labels, whatever that is.
 
@@ -10,9 +14,11 @@ mod text;
 
 pub use text::{Exposition, write};
 
+use crate::cgroup;
 use crate::page::Page;
 use crate::stat_cmd::find::Managed;
 use crate::trees::{Tree, bytes, comm};
+use crate::users::Users;
 use farpage_ipc::stat::{Exported, Value, bucket_end};
 use farpage_ipc::tree::MemberKind;
 use std::collections::BTreeSet;
@@ -56,6 +62,9 @@ pub struct Sample {
     pub value: Amount,
 }
 
+/// Samples with the same labels are no further from each other than this in a family: those of a tree's pagers.
+const NEAR: usize = 64;
+
 /// Names of labels, and what they say.
 pub type Labels = Vec<(&'static str, String)>;
 
@@ -70,6 +79,44 @@ pub enum Amount {
     Below(Vec<(f64, u64)>, u64, u64),
 }
 
+/// What trees sum up ([`farpage_ipc::tree::sums`]), besides how many devices were full.
+const SUMMED: [&str; 12] = [
+    "pgmajfault",
+    "pgmajfault_file",
+    "pgfault",
+    "fault_wait_ns",
+    "alloc_wait_ns",
+    "pswpin",
+    "pswpout",
+    "swpout_zero",
+    "workingset_refault_cached",
+    "file_read_bytes",
+    "file_write_bytes",
+    "pool_writeback",
+];
+/// Summed up, and an error.
+const FULL: &str = "swap_full";
+
+impl Amount {
+    /// Both together.
+    fn and(&mut self, other: &Amount) {
+        match (self, other) {
+            (Amount::Whole(sum), Amount::Whole(more)) | (Amount::Nanoseconds(sum), Amount::Nanoseconds(more)) => {
+                *sum = sum.saturating_add(*more);
+            }
+            (Amount::Below(buckets, count, sum), Amount::Below(others, more, longer)) => {
+                buckets
+                    .iter_mut()
+                    .zip(others)
+                    .for_each(|((_, below), (_, other))| *below = below.saturating_add(*other));
+                (*count, *sum) = (count.saturating_add(*more), sum.saturating_add(*longer));
+            }
+            // Of one family all are of one kind.
+            _ => {}
+        }
+    }
+}
+
 /// Families in the order in which they were first heard of.
 #[derive(Debug, Default)]
 struct Families(Vec<Family>);
@@ -81,12 +128,16 @@ impl Families {
             self.0.push(Family { name, kind, help: help.trim().into(), samples: Vec::new() });
             self.0.len() - 1
         });
-        self.0[at].samples.push(Sample { labels, value });
+        let samples = &mut self.0[at].samples;
+        match samples.iter_mut().rev().take(NEAR).find(|sample| sample.labels == labels) {
+            Some(sample) => sample.value.and(&value),
+            None => samples.push(Sample { labels, value }),
+        }
     }
 }
 
-/// All metrics of these processes and trees.
-pub fn families(processes: &[Managed], trees: &[Tree]) -> Vec<Family> {
+/// All metrics of these processes and trees: of each tree together, or `per_process`.
+pub fn families(processes: &[Managed], trees: &[Tree], per_process: bool) -> Vec<Family> {
     let mut families = Families::default();
     let version = vec![("version", env!("CARGO_PKG_VERSION").to_string())];
     families.0.push(Family {
@@ -98,32 +149,67 @@ pub fn families(processes: &[Managed], trees: &[Tree]) -> Vec<Family> {
     let unreadable = processes.iter().filter(|one| one.pages.is_none()).count() as u64;
     let help = "Processes under farpage whose counters the user who asks may not read.";
     families.add("unreadable_processes", FamilyKind::Gauge, help, Vec::new(), Amount::Whole(unreadable));
+    let mut users = Users::default();
+    let mut place_of = |tree: u32, pid: u32, command: String| {
+        let cgroup = cgroup::of_process(pid).unwrap_or_default();
+        vec![("tree", tree.to_string()), ("command", command), ("user", users.of(pid)), ("cgroup", cgroup)]
+    };
+    let tree_of = |pid: u32| trees.iter().find(|tree| tree.processes.contains(&pid));
+    // Those with the same labels are beside each other.
+    let mut sorted: Vec<(&Managed, Option<&Tree>)> = processes.iter().map(|one| (one, tree_of(one.pid))).collect();
+    sorted.sort_by_key(|(one, tree)| (tree.map_or(one.pid, |tree| tree.pid), one.pid));
     let mut seen = BTreeSet::new();
-    for one in processes {
+    for (one, tree) in sorted {
+        let labels = match tree.filter(|_| !per_process) {
+            Some(tree) => place_of(tree.pid, tree.pid, comm(tree.pid)),
+            None => place_of(tree.map_or(one.pid, |tree| tree.pid), one.pid, one.command.clone()),
+        };
+        let labels = labels.into_iter().chain(per_process.then(|| ("pid", one.pid.to_string()))).collect();
         for page in one.pages.iter().flatten() {
             if seen.insert((one.pid, page.pager())) {
-                of_page(&mut families, one, page);
+                of_page(&mut families, &labels, page, tree.is_some() && !per_process);
             }
         }
     }
-    trees.iter().for_each(|tree| of_tree(&mut families, tree));
+    for tree in trees {
+        let labels = place_of(tree.pid, tree.pid, comm(tree.pid));
+        if !per_process {
+            of_sums(&mut families, &labels, &Page::of_tree(&tree.segment.header.sums));
+        }
+        of_tree(&mut families, &labels, tree);
+    }
     families.0
 }
 
-/// The metrics of one engine or pager.
-fn of_page(families: &mut Families, one: &Managed, page: &Page) {
-    let pager = page.pager().map_or(String::new(), |number| number.to_string());
-    let labels = vec![("pid", one.pid.to_string()), ("command", one.command.clone()), ("pager", pager)];
+fn with_pager(labels: &Labels, pager: Option<u64>) -> Labels {
+    let pager = pager.map_or(String::new(), |number| number.to_string());
+    labels.iter().cloned().chain([("pager", pager)]).collect()
+}
+
+/// The metrics of one engine or pager. `is_summed`: its tree has counted together what an engine counts.
+fn of_page(families: &mut Families, labels: &Labels, page: &Page, is_summed: bool) {
+    let labels = with_pager(labels, page.pager());
+    let is_engine = page.pager().is_none();
     for value in page.values() {
-        of_value(families, value, &labels);
+        let is_error = matches!(value.shown.exported, Exported::Error(_)) && value.name != FULL;
+        if !(is_summed && is_engine && value.counter) || is_error {
+            of_value(families, value, &labels);
+        }
     }
-    let (below, count) = latencies(&page.latency_counts());
     // Pagers serve faults in the faulting thread, and only add up how long they took.
-    if page.pager().is_none() {
+    if is_engine && !is_summed {
+        let (below, count) = latencies(&page.latency_counts());
         let help = "Service time of faults, from the message read to the thread woken.";
         let name = "fault_duration_seconds";
         families.add(name, FamilyKind::Histogram, help, labels, Amount::Below(below, count, page.get("fault_wait_ns")));
     }
+}
+
+/// What all engines of a tree have counted, those that have ended included.
+fn of_sums(families: &mut Families, labels: &Labels, page: &Page) {
+    let labels = with_pager(labels, None);
+    let values = page.values().into_iter().filter(|value| value.name == FULL || SUMMED.contains(&value.name));
+    values.for_each(|value| of_value(families, value, &labels));
 }
 
 fn of_value(families: &mut Families, value: Value, labels: &Labels) {
@@ -155,10 +241,10 @@ fn latencies(counts: &[u64]) -> (Vec<(f64, u64)>, u64) {
 }
 
 /// The metrics of one tree.
-fn of_tree(families: &mut Families, tree: &Tree) {
+fn of_tree(families: &mut Families, labels: &Labels, tree: &Tree) {
     let (header, members) = (&tree.segment.header, tree.members());
     let strangers = members.iter().filter(|member| member.kind() == MemberKind::Stranger).count();
-    let labels = || vec![("pid", tree.pid.to_string()), ("command", comm(tree.pid))];
+    let labels = || labels.clone();
     let gauge = FamilyKind::Gauge;
     if let Some(budget) = tree.budget() {
         let help = "The budget of a tree: a program under farpage run, and everything that it started.";

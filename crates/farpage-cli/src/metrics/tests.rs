@@ -8,6 +8,12 @@ use rustix::fd::AsFd;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+/// No process has this number.
+const GONE: u32 = u32::MAX;
+
+/// The labels of one of that number, which has a name with all that must be escaped.
+const WHO: &str = r#"tree="4294967295",command="a \"b\" \\x\nc",user="-",cgroup="",pid="4294967295","#;
+
 fn tree_of_this_process() -> Tree {
     crate::trees::open(std::process::id(), tree::create(64 << 20, None).unwrap().as_fd()).unwrap()
 }
@@ -19,12 +25,12 @@ fn process(command: &str, set: impl Fn(&Stat)) -> Managed {
             stat.pager.store(pager, Relaxed);
         })
     };
-    Managed { pid: 7, command: command.into(), pages: Some(vec![page(0), page(1), page(2), page(2)]) }
+    Managed { pid: GONE, command: command.into(), pages: Some(vec![page(0), page(1), page(2), page(2)]) }
 }
 
 fn text(form: Exposition, set: impl Fn(&Stat)) -> String {
-    let hidden = Managed { pid: 8, command: "other".into(), pages: None };
-    write(&families(&[process("a \"b\" \\x\nc", set), hidden], &[tree_of_this_process()]), form)
+    let hidden = Managed { pid: u32::MAX - 1, command: "other".into(), pages: None };
+    write(&families(&[process("a \"b\" \\x\nc", set), hidden], &[tree_of_this_process()], true), form)
 }
 
 /// A sample as it was read.
@@ -145,27 +151,59 @@ fn the_text_follows_the_rules() {
     let text = text(Exposition::OpenMetrics, some_numbers);
     let names = checked(&text);
     for line in [
-        r#"farpage_budget_bytes{pid="7",command="a \"b\" \\x\nc",pager=""} 1073741824"#,
-        r#"farpage_pgfault_total{pid="7",command="a \"b\" \\x\nc",pager="2"} 12"#,
-        r#"farpage_idle_poll_seconds_total{pid="7",command="a \"b\" \\x\nc",pager=""} 1.5"#,
-        r#"farpage_errors_total{pid="7",command="a \"b\" \\x\nc",pager="",kind="read"} 3"#,
-        r#"farpage_fault_duration_seconds_bucket{pid="7",command="a \"b\" \\x\nc",pager="",le="1.024e-6"} 1"#,
-        r#"farpage_fault_duration_seconds_bucket{pid="7",command="a \"b\" \\x\nc",pager="",le="4.294967296"} 3"#,
-        r#"farpage_fault_duration_seconds_bucket{pid="7",command="a \"b\" \\x\nc",pager="",le="+Inf"} 4"#,
-        r#"farpage_fault_duration_seconds_sum{pid="7",command="a \"b\" \\x\nc",pager=""} 2.5"#,
-        r#"farpage_fault_duration_seconds_count{pid="7",command="a \"b\" \\x\nc",pager=""} 4"#,
-        r#"farpage_fault_wait_seconds_total{pid="7",command="a \"b\" \\x\nc",pager="1"} 2.5"#,
-        r#"farpage_alloc_wait_seconds_total{pid="7",command="a \"b\" \\x\nc",pager=""} 0.25"#,
+        r#"farpage_budget_bytes{WHO,pager=""} 1073741824"#,
+        r#"farpage_pgfault_total{WHO,pager="2"} 12"#,
+        r#"farpage_idle_poll_seconds_total{WHO,pager=""} 1.5"#,
+        r#"farpage_errors_total{WHO,pager="",kind="read"} 3"#,
+        r#"farpage_fault_duration_seconds_bucket{WHO,pager="",le="1.024e-6"} 1"#,
+        r#"farpage_fault_duration_seconds_bucket{WHO,pager="",le="4.294967296"} 3"#,
+        r#"farpage_fault_duration_seconds_bucket{WHO,pager="",le="+Inf"} 4"#,
+        r#"farpage_fault_duration_seconds_sum{WHO,pager=""} 2.5"#,
+        r#"farpage_fault_duration_seconds_count{WHO,pager=""} 4"#,
+        r#"farpage_fault_wait_seconds_total{WHO,pager="1"} 2.5"#,
+        r#"farpage_alloc_wait_seconds_total{WHO,pager=""} 0.25"#,
         "# UNIT farpage_fault_wait_seconds seconds",
         "farpage_unreadable_processes 1",
         "# UNIT farpage_budget_bytes bytes",
         "# TYPE farpage_pgfault counter",
     ] {
+        let line = line.replace("WHO,", WHO);
         assert!(text.lines().any(|l| l == line), "{line}\n{text}");
     }
-    assert!(text.contains("farpage_tree_budget_bytes{pid=") && text.contains("} 67108864\n"));
+    assert!(text.contains("farpage_tree_budget_bytes{tree=") && text.contains("} 67108864\n"));
     assert!(names.contains("farpage_pool_raw_pages") && names.contains("farpage_workingset_refault_total"));
     assert!(names.iter().all(|name| !name.contains("peak") && !name.contains("huge") && !name.contains("_ns")));
+}
+
+#[test]
+fn a_tree_is_one_set_of_series() {
+    let mut tree = tree_of_this_process();
+    let own = tree.pid;
+    tree.processes = vec![own, GONE - 1, GONE];
+    let members = || [own, GONE - 1, GONE].map(|pid| Managed { pid, ..process("p", some_numbers) });
+    Page::for_test(|stat| {
+        some_numbers(stat);
+        let majors = [&stat.pgmajfault, &stat.pgmajfault_file, &stat.workingset_refault_cached];
+        let pages = [&stat.pswpin, &stat.pswpout, &stat.swpout_zero, &stat.pool_writeback];
+        let files = [&stat.file_read_bytes, &stat.file_write_bytes, &stat.swap_full];
+        [&majors[..], &pages, &files].concat().into_iter().for_each(|count| count.store(1, Relaxed));
+        tree.segment.header.sums.add(stat);
+    });
+    let summed = Page::of_tree(&tree.segment.header.sums);
+    assert!(SUMMED.iter().chain([&FULL]).all(|name| summed.get(name) > 0));
+    let text = write(&families(&members(), &[tree], false), Exposition::OpenMetrics);
+    checked(&text);
+    let lines = |name: &str, pager: &str| -> Vec<f64> {
+        let of = text.lines().filter(|line| line.starts_with(&format!("{name}{{tree=\"{own}\",")));
+        let of = of.filter(|line| line.contains(&format!(",pager=\"{pager}\"")) && !line.contains("pid="));
+        of.map(|line| line.rsplit_once(' ').unwrap().1.parse().unwrap()).collect()
+    };
+    // Levels and errors are those of all three, counters those that the tree has added up.
+    assert_eq!(lines("farpage_budget_bytes", ""), [3.0 * (1u64 << 30) as f64]);
+    assert_eq!(lines("farpage_pgfault_total", ""), [12.0]);
+    assert_eq!(lines("farpage_pgfault_total", "1"), [36.0]);
+    assert!(text.contains("kind=\"read\"} 9\n"), "{text}");
+    assert!(!text.contains("fault_duration") && !text.contains("pid="), "{text}");
 }
 
 #[test]

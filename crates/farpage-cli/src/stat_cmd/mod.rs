@@ -53,7 +53,7 @@ pub fn main(args: &StatArgs) -> Result<ExitCode> {
 
 fn metrics_text(args: &StatArgs) -> Result<ExitCode> {
     let form = if args.output.is_some() { Exposition::Prometheus } else { Exposition::OpenMetrics };
-    let text = metrics::write(&metrics::families(&find::all()?, &trees::all().trees), form);
+    let text = metrics::write(&metrics::families(&find::all()?, &trees::all().trees, args.per_process), form);
     match &args.output {
         None => print(&text),
         Some(path) => output::publish(path, text.as_bytes()).map_err(|e| {

@@ -17,7 +17,6 @@ mod look;
 mod reading;
 mod screen;
 mod state;
-mod users;
 
 use crate::args::TopArgs;
 use crate::failure::{Failure, Result, why};

@@ -3,12 +3,12 @@
 //! A [`Monitor`] owns what has to be remembered between readings, and forgets processes that have ended. Callers:
 //! [`super`]. One thread, no locks.
 
-use super::users::Users;
 use crate::failure::Result;
 use crate::page::Page;
 use crate::park;
 use crate::stat_cmd::find::{self, Managed};
 use crate::trees::{self, Tree, bytes};
+use crate::users::Users;
 use farpage_ipc::stat::percentile_ns;
 use farpage_ipc::tree::Member;
 use std::collections::{BTreeMap, VecDeque};
