@@ -39,49 +39,49 @@ complete -c farpage -n "__fish_farpage_needs_command" -f -a "report" -d 'Combine
 complete -c farpage -n "__fish_farpage_needs_command" -f -a "doctor" -d 'Check what works here for this user, and say how to enable the rest'
 complete -c farpage -n "__fish_farpage_needs_command" -f -a "swapoff" -d 'Remove pages that ended programs have left on a Redis server'
 complete -c farpage -n "__fish_farpage_needs_command" -f -a "size" -d 'Find out how much RAM a program needs, by timing it with less and less'
-complete -c farpage -n "__fish_farpage_needs_command" -f -a "bench" -d 'Measure farpage'
-complete -c farpage -n "__fish_farpage_using_subcommand run" -s m -l ram -l memory -d 'Budget for resident anonymous memory of the program and all that it starts [default: 90% of the memory cgroup\'s limit, else half of the available memory]. The same: --memory' -r
+complete -c farpage -n "__fish_farpage_needs_command" -f -a "bench" -d 'Compare farpage with the kernel\'s swap'
+complete -c farpage -n "__fish_farpage_using_subcommand run" -s m -l ram -l memory -d 'RAM budget: 512M, 25%. The same: --memory' -r
 complete -c farpage -n "__fish_farpage_using_subcommand run" -l ram-per-process -d 'Budget for each process. Without --ram there is no common budget' -r
-complete -c farpage -n "__fish_farpage_using_subcommand run" -l swap -d 'Swap device; may be repeated [default: zram, then file:/var/tmp]' -r
+complete -c farpage -n "__fish_farpage_using_subcommand run" -l swap -d 'Swap device [default: zram, then file:/var/tmp]' -r
 complete -c farpage -n "__fish_farpage_using_subcommand run" -l readahead -d 'Readahead, parts separated by commas: none, stream, vma or slot; page_cluster=N (at most 2^N pages at a time); vma_ra_enabled=0|1; exact (pages wait for their touch, so that hits are exact) [default: stream,page_cluster=5]' -r
 complete -c farpage -n "__fish_farpage_using_subcommand run" -l idle-poll -d 'Keep idle CPUs from sleeping while faults come fast (auto: on machines of up to 8 CPUs)' -r -f -a "auto\t''
 always\t''
 never\t''"
-complete -c farpage -n "__fish_farpage_using_subcommand run" -l idle -d 'Park each process that has used less than 1% of a CPU for TIME (90s, 10m, 2h). It comes back when it is used' -r
+complete -c farpage -n "__fish_farpage_using_subcommand run" -l idle -d 'Park each process that was idle for TIME (90s, 10m, 2h)' -r
 complete -c farpage -n "__fish_farpage_using_subcommand run" -l stats-json -d 'Write the counters to FILE as one JSON object when the program ends (-: stderr; stdout is the program\'s)' -r -F
-complete -c farpage -n "__fish_farpage_using_subcommand run" -l report -d 'Write a page with charts of the run to FILE when the program ends' -r -F
-complete -c farpage -n "__fish_farpage_using_subcommand run" -l user -d 'Run the program as this user, who gets an open /dev/userfaultfd and no other privilege (root only)' -r -f -a "(__fish_complete_users)"
-complete -c farpage -n "__fish_farpage_using_subcommand run" -l trace -d 'Record in FILE which pages are touched, for seed-bench sim (slow: each has a fault); processes after the first write to FILE.PID' -r -F
+complete -c farpage -n "__fish_farpage_using_subcommand run" -l report -d 'Write a page with charts to FILE at the end' -r -F
+complete -c farpage -n "__fish_farpage_using_subcommand run" -l user -d 'Run the program as this user (root only)' -r -f -a "(__fish_complete_users)"
+complete -c farpage -n "__fish_farpage_using_subcommand run" -l trace -d 'Record in FILE which pages are touched, for farpage-bench sim (slow: each has a fault); processes after the first write to FILE.PID' -r -F
 complete -c farpage -n "__fish_farpage_using_subcommand run" -l verify -d 'Keep a checksum of every swapped-out page, and abort on a mismatch'
-complete -c farpage -n "__fish_farpage_using_subcommand run" -l stats -d 'Print a table on stderr when the program ends'
+complete -c farpage -n "__fish_farpage_using_subcommand run" -l stats -d 'Print a table of counters at the end'
 complete -c farpage -n "__fish_farpage_using_subcommand run" -s v -l verbose -d 'Say on stderr what is being done'
-complete -c farpage -n "__fish_farpage_using_subcommand run" -s q -l quiet -d 'No warnings, and no line at the end if the program mostly waited for memory'
+complete -c farpage -n "__fish_farpage_using_subcommand run" -s q -l quiet -d 'No warnings, and no last line'
 complete -c farpage -n "__fish_farpage_using_subcommand run" -l force -d 'Try what farpage would refuse: static, setuid or foreign programs, older kernels'
-complete -c farpage -n "__fish_farpage_using_subcommand run" -s h -l help -d 'Print help'
+complete -c farpage -n "__fish_farpage_using_subcommand run" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c farpage -n "__fish_farpage_using_subcommand attach" -s m -l ram -l memory -d 'Budget for resident anonymous memory of the process and of what it starts. The same: --memory' -r
-complete -c farpage -n "__fish_farpage_using_subcommand attach" -l swap -d 'Swap device; may be repeated [default: zram, then file:/var/tmp]' -r
+complete -c farpage -n "__fish_farpage_using_subcommand attach" -l swap -d 'Swap device [default: zram, then file:/var/tmp]' -r
 complete -c farpage -n "__fish_farpage_using_subcommand attach" -l readahead -d 'Readahead, parts separated by commas: none, stream, vma or slot; page_cluster=N (at most 2^N pages at a time); vma_ra_enabled=0|1; exact (pages wait for their touch, so that hits are exact) [default: stream,page_cluster=5]' -r
 complete -c farpage -n "__fish_farpage_using_subcommand attach" -l idle-poll -d 'Keep idle CPUs from sleeping while faults come fast (auto: on machines of up to 8 CPUs)' -r -f -a "auto\t''
 always\t''
 never\t''"
-complete -c farpage -n "__fish_farpage_using_subcommand attach" -l idle -d 'Park each process that has used less than 1% of a CPU for TIME (90s, 10m, 2h). It comes back when it is used' -r
+complete -c farpage -n "__fish_farpage_using_subcommand attach" -l idle -d 'Park each process that was idle for TIME (90s, 10m, 2h)' -r
 complete -c farpage -n "__fish_farpage_using_subcommand attach" -l tree -d 'Also attach to every process that it has started, under one budget'
 complete -c farpage -n "__fish_farpage_using_subcommand attach" -l verify -d 'Keep a checksum of every swapped-out page, and abort on a mismatch'
 complete -c farpage -n "__fish_farpage_using_subcommand attach" -s v -l verbose -d 'Say on stderr what is being done'
-complete -c farpage -n "__fish_farpage_using_subcommand attach" -s h -l help -d 'Print help'
+complete -c farpage -n "__fish_farpage_using_subcommand attach" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c farpage -n "__fish_farpage_using_subcommand guard" -l cgroup -d 'Watch this memory cgroup and those below it, where they have limits; may be repeated [default: the cgroup that limits this process, else the machine]' -r -F
 complete -c farpage -n "__fish_farpage_using_subcommand guard" -l keep -d 'Memory to keep free, a size or a percentage: act when less is free, or will be within a second' -r
 complete -c farpage -n "__fish_farpage_using_subcommand guard" -l only -d 'Only programs that match RULE, or another --only' -r
 complete -c farpage -n "__fish_farpage_using_subcommand guard" -l never -d 'Never programs that match RULE' -r
-complete -c farpage -n "__fish_farpage_using_subcommand guard" -l swap -d 'Swap device; may be repeated [default: zram, then file:/var/tmp]' -r
+complete -c farpage -n "__fish_farpage_using_subcommand guard" -l swap -d 'Swap device [default: zram, then file:/var/tmp]' -r
 complete -c farpage -n "__fish_farpage_using_subcommand guard" -l readahead -d 'Readahead, parts separated by commas: none, stream, vma or slot; page_cluster=N (at most 2^N pages at a time); vma_ra_enabled=0|1; exact (pages wait for their touch, so that hits are exact) [default: stream,page_cluster=5]' -r
 complete -c farpage -n "__fish_farpage_using_subcommand guard" -l idle-poll -d 'Keep idle CPUs from sleeping while faults come fast (auto: on machines of up to 8 CPUs)' -r -f -a "auto\t''
 always\t''
 never\t''"
-complete -c farpage -n "__fish_farpage_using_subcommand guard" -l idle -d 'Park each process that has used less than 1% of a CPU for TIME (90s, 10m, 2h). It comes back when it is used' -r
+complete -c farpage -n "__fish_farpage_using_subcommand guard" -l idle -d 'Park each process that was idle for TIME (90s, 10m, 2h)' -r
 complete -c farpage -n "__fish_farpage_using_subcommand guard" -s n -l dry-run -d 'Only say what would be done'
 complete -c farpage -n "__fish_farpage_using_subcommand guard" -l verify -d 'Keep a checksum of every swapped-out page, and abort on a mismatch'
-complete -c farpage -n "__fish_farpage_using_subcommand guard" -s h -l help -d 'Print help'
+complete -c farpage -n "__fish_farpage_using_subcommand guard" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c farpage -n "__fish_farpage_using_subcommand park" -s v -l verbose -d 'Say on stderr what is being done'
 complete -c farpage -n "__fish_farpage_using_subcommand park" -s h -l help -d 'Print help'
 complete -c farpage -n "__fish_farpage_using_subcommand unpark" -s v -l verbose -d 'Say on stderr what is being done'
@@ -115,36 +115,8 @@ complete -c farpage -n "__fish_farpage_using_subcommand size" -l rounds -d 'How 
 complete -c farpage -n "__fish_farpage_using_subcommand size" -l limit -d 'No run takes longer: what is recorded by then is taken for all' -r
 complete -c farpage -n "__fish_farpage_using_subcommand size" -l json -d 'Write the result to FILE as JSON (-: to standard output, without the table)' -r -F
 complete -c farpage -n "__fish_farpage_using_subcommand size" -s h -l help -d 'Print help'
-complete -c farpage -n "__fish_farpage_using_subcommand bench; and not __fish_seen_subcommand_from compare program tree" -s h -l help -d 'Print help'
-complete -c farpage -n "__fish_farpage_using_subcommand bench; and not __fish_seen_subcommand_from compare program tree" -f -a "compare" -d 'Measure farpage against the kernel\'s own swap, with equal memory'
-complete -c farpage -n "__fish_farpage_using_subcommand bench; and not __fish_seen_subcommand_from compare program tree" -f -a "program" -d 'A program of yours on the kernel\'s swap and under farpage, with equal memory'
-complete -c farpage -n "__fish_farpage_using_subcommand bench; and not __fish_seen_subcommand_from compare program tree" -f -a "tree" -d 'Programs of several processes (make, Python\'s workers, pipes) on the kernel\'s swap and under one budget'
-complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from compare" -l ram -d 'The kernel\'s memory limit' -r
-complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from compare" -l data -d 'Bytes of the workload\'s data' -r
-complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from compare" -l threads -d 'Threads of the workload' -r
-complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from compare" -l workload -d 'Workloads [default: all]' -r -f -a "fill\t'Write every page once, in order'
-seq-read\t'Read a word of every page, in order'
-seq-rw\t'Read and write a word of every page, in order'
-rand-read\t'Read a word of pages chosen at random'
-rand-rmw\t'Read and write a word of pages chosen at random'
-zipf-read\t'Read a word of pages chosen by a Zipf law with exponent 0.99'
-stride\t'Read a word of every 17th page, around and around'
-mix\t'Read in order, while another thread reads at random; the first is measured'
-fault\t'Map, touch and unmap pieces of memory'"
-complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from compare" -l mode -d 'How farpage gets at the memory' -r -f -a "region\t'A region of the library: the workload asks for its memory'
-run\t'`farpage run`: plain memory, adopted'"
-complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from compare" -l against -d 'What the kernel swaps to' -r -f -a "zram\t'Anonymous memory, swap on compressed RAM'
-file\t'Anonymous memory, a swap file'
-mmap\t'A mapped file'"
-complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from compare" -l rounds -d 'How often everything is measured' -r
-complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from compare" -l entropy -d 'Share of the data that does not compress, 0 to 1; by default LZ4 makes a third of it' -r
-complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from compare" -l corpus -d 'Take the data from FILE' -r -F
-complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from compare" -l swap -d 'farpage\'s swap devices [default: as farpage run; with --against file or mmap: file:DIR]' -r
-complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from compare" -l idle-poll -d 'With --mode run: whether idle CPUs are kept from sleeping, as farpage run has it [default: auto]' -r
-complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from compare" -l dir -d 'Where files for --against file and mmap go' -r -F
-complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from compare" -l json -d 'Write the results as JSON (-: standard output, without the table)' -r -F
-complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from compare" -l no-kernel -d 'Measure farpage only'
-complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from compare" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c farpage -n "__fish_farpage_using_subcommand bench; and not __fish_seen_subcommand_from program" -s h -l help -d 'Print help'
+complete -c farpage -n "__fish_farpage_using_subcommand bench; and not __fish_seen_subcommand_from program" -f -a "program" -d 'A program of yours on the kernel\'s swap and under farpage, with equal memory'
 complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from program" -s m -l ram -l memory -d 'The kernel\'s memory limit: a size, or a percentage of what the program takes as it is; several, joined by commas, give a curve [default: 25%, some programs of the suite 50%; at least 16M]. The same: --memory' -r
 complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from program" -l against -d 'What the kernel swaps to' -r -f -a "zram\t'Swap on compressed RAM'
 file\t'A swap file'"
@@ -159,13 +131,6 @@ complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_s
 complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from program" -l no-kernel -d 'Measure the program as it is and farpage only'
 complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from program" -l suite -d 'Measure the programs of the suite'
 complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from program" -s h -l help -d 'Print help (see more with \'--help\')'
-complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from tree" -l shape -d 'What to run [default: all that is installed]' -r
-complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from tree" -l ram -d 'The kernel\'s memory limit' -r
-complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from tree" -l rounds -d 'How often everything is measured' -r
-complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from tree" -l dir -d 'Where files go' -r -F
-complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from tree" -l json -d 'Write the results as JSON (-: standard output, without the table)' -r -F
-complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from tree" -l no-kernel -d 'Measure the programs as they are and farpage only'
-complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from tree" -s h -l help -d 'Print help'
 function __farpage_program
     set -l words (commandline -opc) (commandline -ct)
     set -l at (contains -i -- -- $words); or return
@@ -174,4 +139,4 @@ function __farpage_program
 end
 complete -c farpage -n "contains -- -- (commandline -opc)" -f -k -a "(__farpage_program)"
 complete -c farpage -n "__fish_farpage_using_subcommand attach; or __fish_farpage_using_subcommand park; or __fish_farpage_using_subcommand unpark; or __fish_farpage_using_subcommand set; or __fish_farpage_using_subcommand stat" -x -a "(__fish_complete_pids)"
-complete -c farpage -l swap -x -a "zram ram file: nbd:// redis://"
+complete -c farpage -l swap -x -a "zram file: nbd:// redis://"
