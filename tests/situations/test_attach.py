@@ -95,6 +95,28 @@ class Attach(Holding):
                 self.assertIn({shell.pid, child}, members)
                 self.end(shell)
 
+    def assert_attached_as_one(self, processes, *whose):
+        done = self.run_plain(FARPAGE, "attach", *whose, "--ram", "40M")
+        self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "", ""))
+        self.assertLess(sum(resident(process.pid) for process in processes), 40 * MIB)
+        trees = json.loads(self.run_plain(FARPAGE, "stat", "--json").stdout)["trees"]
+        self.assertIn({process.pid for process in processes}, [{m["pid"] for m in tree["members"]} for tree in trees])
+        self.assertEqual([self.ask(process, "digest") for process in processes], ["True"] * len(processes))
+
+    @unless_root
+    def test_a_cgroup_and_a_unit(self):
+        group = self.cgroup("memory")
+        unit = group / "farpage-test.service"
+        unit.mkdir()
+        self.addCleanup(self._remove_cgroup, unit)
+        processes = [self.holder(preexec_fn=self.enter(place)) for place in (group, unit)]
+        self.assert_attached_as_one(processes[1:], "--unit", "farpage-test")
+        # It has a tree already: that takes the others in.
+        self.assert_attached_as_one(processes, "--cgroup", group)
+        self.assert_attached_as_one(processes, "--cgroup", f"/{group.name}")
+        self.assertIn("no process is in it", self.run_plain(FARPAGE, "attach", "--unit", "x", "--ram", "40M").stderr)
+        self.assertIn("every process", self.run_plain(FARPAGE, "attach", "--cgroup", "/", "--ram", "40M").stderr)
+
     def test_a_static_child_counts(self):
         (self.dir / "static.c").write_text("int main(void) { return getchar(); }")
         static = self.dir / "static"

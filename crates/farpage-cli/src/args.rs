@@ -51,6 +51,7 @@ Examples:
   farpage attach 1234 --ram 512M
   sudo farpage attach \"$(pidof -s java)\" --ram 2G --verbose
   farpage attach --tree \"$(pgrep -o gunicorn)\" --ram 1G
+  sudo farpage attach --unit jupyter.service --ram 4G
   farpage set 1234 --ram 1G";
 
 const GUARD_EXAMPLES: &str = "\
@@ -230,10 +231,17 @@ pub struct ParkArgs {
 #[derive(Debug, Args)]
 pub struct AttachArgs {
     /// Process to attach to
-    pub pid: u32,
+    #[arg(required_unless_present_any = ["unit", "cgroup"])]
+    pub pid: Option<u32>,
     /// Also attach to every process that it has started, under one budget
-    #[arg(long)]
+    #[arg(long, requires = "pid")]
     pub tree: bool,
+    /// Attach to every process of this systemd unit, found by its cgroup, under one budget
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["pid", "cgroup"])]
+    pub unit: Option<String>,
+    /// Attach to every process of this cgroup and of those below it, under one budget
+    #[arg(long, value_name = "NAME|DIR", conflicts_with = "pid")]
+    pub cgroup: Option<PathBuf>,
     /// Budget for resident anonymous memory of the process and of what it starts
     #[arg(short = 'm', long, visible_alias = "memory", value_name = "SIZE", allow_hyphen_values = true)]
     pub ram: String,

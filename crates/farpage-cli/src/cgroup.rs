@@ -1,9 +1,11 @@
 //! Memory cgroups, v1 and v2: the limit of this process, the smallest one on the way to the root; what one has.
 //!
-//! Callers: [`crate::budget`], and [`crate::guard`], which watches them. No locks.
+//! Callers: [`crate::budget`], [`crate::guard`], which watches them, and [`crate::attach`], for the processes of one. No
+//! locks.
 
+use crate::process;
 use farpage_base::sys::escape::unescape;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -173,6 +175,39 @@ impl Group {
     }
 }
 
+/// The processes of a cgroup of any hierarchy, and of those below: of a directory, or of a name as `/proc/PID/cgroup`
+/// has it.
+pub fn members(name: &Path) -> Vec<u32> {
+    if name.join("cgroup.procs").exists() {
+        return Group { dir: name.to_owned(), v2: false }.processes();
+    }
+    let name = Path::new("/").join(name);
+    by_path(|path| Path::new(path).starts_with(&name).then_some(())).into_values().flatten().collect()
+}
+
+/// The processes of a unit of systemd, whose cgroup has its name, in whatever hierarchy that is; by the path of that
+/// cgroup, because several users may have units of one name.
+pub fn of_unit(unit: &str) -> BTreeMap<String, Vec<u32>> {
+    by_path(|path| unit_in(path, unit).map(str::to_owned))
+}
+
+/// The path of a cgroup up to the name of a unit, if that is in it.
+fn unit_in<'a>(path: &'a str, unit: &str) -> Option<&'a str> {
+    let ends = path.match_indices('/').map(|(at, _)| at).chain([path.len()]);
+    ends.map(|end| &path[..end]).find(|place| place.rsplit('/').next() == Some(unit))
+}
+
+/// All processes, by what `key` makes of the first path of their cgroups of which it makes something.
+fn by_path<K: Ord>(key: impl Fn(&str) -> Option<K>) -> BTreeMap<K, Vec<u32>> {
+    let mut found: BTreeMap<K, Vec<u32>> = BTreeMap::new();
+    for pid in process::all().unwrap_or_default() {
+        let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+        let keys = text.lines().filter_map(|line| line.splitn(3, ':').nth(2)).find_map(&key);
+        keys.into_iter().for_each(|key| found.entry(key).or_default().push(pid));
+    }
+    found
+}
+
 /// The number of the line `NAME NUMBER`.
 pub fn keyed(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
@@ -210,6 +245,15 @@ mod tests {
             fs::write(path, text).unwrap();
         }
         dir
+    }
+
+    #[test]
+    fn a_units_cgroup_is_where_its_name_is() {
+        let of = |path| unit_in(path, "app.service");
+        assert_eq!(of("/system.slice/app.service"), Some("/system.slice/app.service"));
+        assert_eq!(of("/user.slice/app.service/worker/1"), Some("/user.slice/app.service"));
+        assert_eq!(of("/system.slice/my-app.service/app.services"), None);
+        assert!([of("/"), of("")].into_iter().all(|place| place.is_none()));
     }
 
     #[test]

@@ -1,11 +1,11 @@
-//! What a process has started before it was attached to: those run already, and do not come into its tree by
-//! themselves.
+//! Processes that belong together and run already: what one has started before it was attached to, or all of a cgroup.
+//! They do not come into a tree by themselves.
 //!
 //! Caller: [`super`]. No locks.
 
 use super::start::Start;
 use super::target::Target;
-use crate::failure::{Result, say};
+use crate::failure::{Failure, Result, say};
 use crate::process;
 use crate::trees;
 use farpage_ipc::conf::size;
@@ -20,7 +20,7 @@ const NAMED: usize = 3;
 const ROUNDS: usize = 16;
 
 /// All that descend from a process, parents before their children.
-fn descendants(pid: u32) -> Vec<u32> {
+pub fn descendants(pid: u32) -> Vec<u32> {
     let mut children: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
     for child in process::all().unwrap_or_default() {
         process::parent(child).into_iter().for_each(|parent| children.entry(parent).or_default().push(child));
@@ -33,32 +33,37 @@ fn descendants(pid: u32) -> Vec<u32> {
     found.split_off(1)
 }
 
-/// Those of them that are in no tree.
-fn outside(pid: u32) -> Vec<u32> {
+/// Those of these processes that are in no tree.
+fn outside(all: Vec<u32>) -> Vec<u32> {
     let is_outside = |pid: &u32| trees::id_of(*pid).is_none();
     // This command may be one of them.
-    descendants(pid).into_iter().filter(|pid| *pid != std::process::id()).filter(is_outside).collect()
+    all.into_iter().filter(|pid| *pid != std::process::id()).filter(is_outside).collect()
 }
 
-/// Attaches to all that the process has started, in its tree. A process that is refused counts there, and is named.
-pub fn take_in(target: &Target, start: &Start<'_>) -> Result<()> {
-    let tree = trees::of(target.pid)?;
-    let segment = trees::segment(target.pid)?;
-    let mut refused = BTreeSet::new();
+/// Attaches to all of these processes that are in no tree, in that of process `of`. One that is refused counts there,
+/// and is named; `refused` have been, before.
+pub fn take_in(of: u32, all: impl Fn() -> Vec<u32>, refused: Vec<(u32, Failure)>, start: &Start<'_>) -> Result<()> {
+    let tree = trees::of(of)?;
+    let segment = trees::segment(of)?;
+    let count = |pid: u32, failure: Failure| {
+        // One that has ended meanwhile has no memory.
+        if process::anonymous(pid) > 0 {
+            tree.segment.counts_too(pid);
+            say(failure.help("it counts in the budget, and is not swapped out"));
+        }
+    };
+    let mut known: BTreeSet<u32> = refused.iter().map(|(pid, _)| *pid).collect();
+    refused.into_iter().for_each(|(pid, failure)| count(pid, failure));
     for _ in 0..ROUNDS {
-        let new: Vec<u32> = outside(target.pid).into_iter().filter(|pid| !refused.contains(pid)).collect();
+        let new: Vec<u32> = outside(all()).into_iter().filter(|pid| !known.contains(pid)).collect();
         if new.is_empty() {
             break;
         }
         for pid in new {
             let done = Target::look(pid).and_then(|target| start.begin(&target, Some(segment.as_fd())));
-            // One that has ended meanwhile has no memory.
-            if let Err(failure) = done
-                && process::anonymous(pid) > 0
-            {
-                tree.segment.counts_too(pid);
-                refused.insert(pid);
-                say(failure.help("it counts in the budget, and is not swapped out"));
+            if let Err(failure) = done {
+                count(pid, failure);
+                known.insert(pid);
             }
         }
     }
@@ -68,7 +73,7 @@ pub fn take_in(target: &Target, start: &Start<'_>) -> Result<()> {
 /// One line, if those that stay outside have much of a budget of `bytes`.
 pub fn warn_of_those_outside(target: &Target, bytes: u64) {
     let mut outside: Vec<(u64, u32)> =
-        outside(target.pid).into_iter().map(|pid| (process::anonymous(pid), pid)).collect();
+        outside(descendants(target.pid)).into_iter().map(|pid| (process::anonymous(pid), pid)).collect();
     let all: u64 = outside.iter().map(|(has, _)| has).sum();
     if all <= bytes / MUCH_PART {
         return;

@@ -14,7 +14,7 @@
 //! | [`userfaultfds`] | makes those of a process whose user may not have any |
 //! | [`pass`] | gives the process what it may not, or cannot, open |
 //! | [`memory`], [`symbols`] | its memory and mappings; addresses of functions |
-//! | [`family`] | what it has started before |
+//! | [`family`] | processes that belong together |
 
 mod family;
 mod filter;
@@ -30,14 +30,18 @@ mod userfaultfds;
 
 use crate::args::AttachArgs;
 use crate::budget::budget;
-use crate::failure::{Result, say};
-use crate::{preload, run, set};
+use crate::failure::{Failure, Result, say};
+use crate::{cgroup, preload, run, set, trees};
 use farpage::PAGE_SIZE;
 use farpage_ipc::conf::size;
 use start::Start;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 use target::Target;
+
+/// Kinds of units that have processes; the first one may be left out.
+const UNIT_KINDS: [&str; 6] = [".service", ".scope", ".slice", ".socket", ".mount", ".swap"];
 
 /// Runs the subcommand.
 ///
@@ -52,20 +56,101 @@ pub fn main(args: &AttachArgs) -> Result<ExitCode> {
     let bytes = budget(Some(&args.ram))?.bytes;
     let (conf, text) = run::configuration_of_running(bytes, &args.engine)?;
     let start = Start::new(preload::find()?, text, &note);
-    let target = if args.tree { Target::look_at_member(args.pid)? } else { Target::look(args.pid)? };
+    let whom = Whom::of(args)?;
     let since = Instant::now();
-    if target.library().is_some() {
-        set::give(args.pid, &args.ram)?.1.into_iter().for_each(say);
-    } else {
-        start.begin(&target, None)?;
+    let (pid, refused) = begin(&whom, &args.ram, &start)?;
+    match &whom {
+        Whom::One(target) => family::warn_of_those_outside(target, conf.ram),
+        Whom::Tree(_) | Whom::Group(_) => family::take_in(pid, || whom.pids(), refused, &start)?,
     }
-    match args.tree {
-        true => family::take_in(&target, &start)?,
-        false => family::warn_of_those_outside(&target, conf.ram),
-    }
-    let is_within = set::wait_until_within(args.pid, conf.ram / PAGE_SIZE as u64)?;
+    let is_within = set::wait_until_within(pid, conf.ram / PAGE_SIZE as u64)?;
     if is_within {
         note(&format_args!("within {} after {:.2} s", size::format(conf.ram), since.elapsed().as_secs_f64()));
     }
     Ok(if is_within { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Who is attached to.
+enum Whom<'a> {
+    One(Target),
+    /// This process, and all that it has started.
+    Tree(u32),
+    /// The processes of cgroups.
+    Group(Box<dyn Fn() -> Vec<u32> + 'a>),
+}
+
+impl<'a> Whom<'a> {
+    fn of(args: &'a AttachArgs) -> Result<Whom<'a>> {
+        Ok(match (args.pid, &args.unit, &args.cgroup) {
+            (Some(pid), ..) if args.tree => Whom::Tree(pid),
+            (Some(pid), ..) => Whom::One(Target::look(pid)?),
+            (None, Some(unit), _) => Whom::Group(unit_members(unit)?),
+            (None, None, Some(name)) if name.parent().is_some() && !cgroup::members(name).is_empty() => {
+                Whom::Group(Box::new(|| cgroup::members(name)))
+            }
+            (None, None, name) => {
+                let name = name.as_deref().unwrap_or(Path::new("/"));
+                let is_top = name.parent().is_none();
+                let has = if is_top { "every process is in it" } else { "no process is in it" };
+                let why = format!("cannot attach to cgroup {}: {has}", name.display());
+                return Err(Failure::new(why).help("cat /proc/PID/cgroup has the names of a process's cgroups"));
+            }
+        })
+    }
+
+    /// Parents mostly before their children: a process passes a tree on.
+    fn pids(&self) -> Vec<u32> {
+        match self {
+            Whom::One(target) => vec![target.pid],
+            Whom::Tree(pid) => [*pid].into_iter().chain(family::descendants(*pid)).collect(),
+            Whom::Group(members) => members(),
+        }
+    }
+}
+
+/// The processes of a unit of systemd.
+fn unit_members(name: &str) -> Result<Box<dyn Fn() -> Vec<u32>>> {
+    let is_whole = UNIT_KINDS.iter().any(|kind| name.ends_with(kind));
+    let unit = if is_whole { name.to_owned() } else { format!("{name}{}", UNIT_KINDS[0]) };
+    let failed = |why: &str, help: String| Err(Failure::new(format!("cannot attach to unit {unit}: {why}")).help(help));
+    let places: Vec<String> = cgroup::of_unit(&unit).into_keys().collect();
+    match places.as_slice() {
+        [] => failed("no process is in it", format!("systemctl status {unit}")),
+        [place] => {
+            let place = PathBuf::from(place);
+            Ok(Box::new(move || cgroup::members(&place)))
+        }
+        [place, ..] => {
+            let why = format!("there are several of that name: {}", places.join(", "));
+            failed(&why, format!("name one, as in --cgroup {place}"))
+        }
+    }
+}
+
+/// Attaches to the first of them that can be: one that has a tree gets the budget, any other begins one. Which it is,
+/// and why those before it could not be attached to.
+fn begin(whom: &Whom<'_>, ram: &str, start: &Start<'_>) -> Result<(u32, Vec<(u32, Failure)>)> {
+    if let Whom::One(target) = whom {
+        start.begin(target, None)?;
+        return Ok((target.pid, Vec::new()));
+    }
+    let mut pids = whom.pids();
+    if let Whom::Tree(pid) = whom {
+        // What it has started is its own: the tree begins with it.
+        pids = vec![*pid];
+    }
+    pids.retain(|pid| *pid != std::process::id());
+    pids.sort_by_key(|pid| trees::id_of(*pid).is_none());
+    let mut refused = Vec::new();
+    for pid in pids {
+        let done = Target::look_at_member(pid).and_then(|target| match target.library() {
+            Some(_) => set::give(pid, ram).map(|(_, failures)| failures.into_iter().for_each(say)),
+            None => start.begin(&target, None),
+        });
+        match done {
+            Ok(()) => return Ok((pid, refused)),
+            Err(failure) => refused.push((pid, failure)),
+        }
+    }
+    Err(refused.pop().map_or_else(|| Failure::new("cannot attach: no process is left"), |(_, failure)| failure))
 }
