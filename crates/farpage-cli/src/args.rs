@@ -168,6 +168,8 @@ pub enum Command {
     /// Put a running program, and whatever it starts from then on, under a RAM budget
     #[command(after_help = ATTACH_EXAMPLES)]
     Attach(AttachArgs),
+/// Bring a process that was attached to back into RAM, and let it go on without farpage
+    Detach(DetachArgs),
     /// Watch memory, and put the largest program under a budget before the kernel kills one
     #[command(after_help = GUARD_EXAMPLES)]
     Guard(GuardArgs),
@@ -251,6 +253,13 @@ pub struct AttachArgs {
     /// Say on stderr what is being done
     #[arg(short, long)]
     pub verbose: bool,
+}
+
+/// `farpage detach`.
+#[derive(Debug, Args)]
+pub struct DetachArgs {
+    /// The process
+    pub pid: u32,
 }
 
 /// `farpage guard`.

@@ -117,6 +117,11 @@ impl Group {
         &self.dir
     }
 
+    /// This one, and those in which it is.
+    pub fn with_all_above(&self) -> Vec<Group> {
+        self.dir.ancestors().map_while(|dir| Group::at(dir.to_owned())).collect()
+    }
+
     /// This one, and all below.
     pub fn with_all_below(&self) -> BTreeSet<Group> {
         let mut found = BTreeSet::from([self.clone()]);

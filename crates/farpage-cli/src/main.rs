@@ -72,6 +72,7 @@ fn main_of(command: Command) -> failure::Result<ExitCode> {
     match command {
         Command::Run(args) => run::main(args),
         Command::Attach(args) => attach::main(&args),
+        Command::Detach(args) => attach::detach::main(&args),
         Command::Guard(args) => guard::main(&args),
         Command::Park(args) => park::park(&args),
         Command::Unpark(args) => park::unpark(&args),

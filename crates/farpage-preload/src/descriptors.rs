@@ -57,6 +57,15 @@ fn kept(first: c_uint, last: c_uint) -> impl Iterator<Item = c_uint> {
     KEPT.iter().filter_map(of)
 }
 
+/// They are not needed any more.
+pub fn close_kept() {
+    for fd in kept(0, c_uint::MAX) {
+        // SAFETY: ours, as was just seen; nothing that is started needs it.
+        unsafe { call!(close(fd as c_int)) };
+    }
+    KEPT.iter().for_each(|kept| kept.number.store(NONE, Relaxed));
+}
+
 /// Whether this is the descriptor that stays as it is.
 fn is_kept(fd: c_int) -> bool {
     kept(fd as c_uint, fd as c_uint).next().is_some() // a negative number is larger than any

@@ -82,6 +82,11 @@ pub fn set(variables: &[(&str, String)]) {
     OURS[0].store(leaked(format!("LD_PRELOAD={library}")), SeqCst);
 }
 
+/// From now on nothing is added to an environment.
+pub fn forget() {
+    OURS.iter().chain([&FOR_SHELLS]).for_each(|text| text.store(std::ptr::null_mut(), SeqCst));
+}
+
 /// What an environment says of farpage.
 #[derive(Default)]
 struct Said {

@@ -15,7 +15,7 @@
 //! without an event that the engine would have to read. *Transit* and *waste* are the same for executable memory
 //! (`farpage_run::pager::transit`).
 
-use crate::mem::open::{WINDOW, close, open};
+use crate::mem::open::{WINDOW, close, empty, open};
 use crate::sys::raw::random_bytes;
 use farpage_swap::PAGE_SIZE;
 use rustix::io::Errno;
@@ -122,10 +122,31 @@ impl Arena {
     /// # Safety
     /// The parent's engine has managed nothing, and is forgotten.
     pub unsafe fn begin_anew(&self) {
+        // SAFETY: caller's promise.
+        unsafe { self.close_but(Part { base: 0, len: 0 }) };
+    }
+
+    /// The engine has ended: what it has opened of pool, frames and the ways for executable memory is closed, and the
+    /// page table is empty: program threads may look at that at any time. (Elsewhere than in the window all of it stays
+    /// as it is.)
+    ///
+    /// # Safety
+    /// No engine thread uses any of it any more.
+    pub unsafe fn give_back(&self) {
+        // SAFETY: caller's promise; a table of zeros has no words.
+        unsafe {
+            empty(&[self.table.base..self.table.end()]);
+            self.close_but(self.table);
+        }
+    }
+
+    /// What was opened of page table, pool, frames and the ways for executable memory is closed, but for `stays`.
+    unsafe fn close_but(&self, stays: Part) {
+        let parts = [self.table, self.pool, self.frames, self.transit, self.waste];
+        let parts = parts.map(|part| if part == stays { 0..0 } else { part.base..part.end() });
         if WINDOW.contains(&self.all.base) {
-            let parts = [self.table, self.pool, self.frames, self.transit, self.waste];
             // SAFETY: caller's promise.
-            unsafe { close(&parts.map(|part| part.base..part.end())) };
+            unsafe { close(&parts) };
         }
     }
 

@@ -133,16 +133,30 @@ unsafe fn extend(end: usize, more: usize) -> Result<(), Errno> {
 /// # Safety
 /// They are the caller's, and nothing of them is used any more.
 pub unsafe fn close(parts: &[Range<usize>]) {
-    for [from, to] in &OPENED {
+    for [from, to] in opened_of(parts) {
         let (start, end) = (from.load(SeqCst), to.load(SeqCst));
-        if parts.iter().any(|part| part.contains(&start)) {
-            // SAFETY: caller's promise.
-            let _ = unsafe { munmap(start as *mut c_void, end - start) };
-            MAPPED.fetch_sub(end - start, Relaxed);
-            to.store(0, SeqCst);
-            from.store(0, SeqCst);
-        }
+        // SAFETY: caller's promise.
+        let _ = unsafe { munmap(start as *mut c_void, end - start) };
+        MAPPED.fetch_sub(end - start, Relaxed);
+        to.store(0, SeqCst);
+        from.store(0, SeqCst);
     }
+}
+
+/// What was opened of these parts of the [`WINDOW`] stays mapped, and is zeros.
+///
+/// # Safety
+/// They are the caller's, who can do with zeros.
+pub unsafe fn empty(parts: &[Range<usize>]) {
+    for [from, to] in opened_of(parts) {
+        let (start, end) = (from.load(SeqCst), to.load(SeqCst));
+        // SAFETY: caller's promise.
+        let _ = unsafe { madvise(start as *mut c_void, end - start, Advice::LinuxDontNeed) };
+    }
+}
+
+fn opened_of(parts: &[Range<usize>]) -> impl Iterator<Item = &'static [AtomicUsize; 2]> {
+    OPENED.iter().filter(|[from, _]| parts.iter().any(|part| part.contains(&from.load(SeqCst))))
 }
 
 /// Memory that is opened from its beginning on.

@@ -14,8 +14,10 @@
 //! | [`userfaultfds`] | makes those of a process whose user may not have any |
 //! | [`pass`] | gives the process what it may not, or cannot, open |
 //! | [`memory`], [`symbols`] | its memory and mappings; addresses of functions |
+//! | [`detach`] | the way back |
 //! | [`family`] | processes that belong together |
 
+pub mod detach;
 mod family;
 mod filter;
 mod memory;
@@ -144,6 +146,7 @@ fn begin(whom: &Whom<'_>, ram: &str, start: &Start<'_>) -> Result<(u32, Vec<(u32
     let mut refused = Vec::new();
     for pid in pids {
         let done = Target::look_at_member(pid).and_then(|target| match target.library() {
+            Some(_) if trees::id_of(pid).is_none() => Err(target.refuse_again()),
             Some(_) => set::give(pid, ram).map(|(_, failures)| failures.into_iter().for_each(say)),
             None => start.begin(&target, None),
         });

@@ -141,13 +141,24 @@ fn look_at_filter(target: &Target) -> Result<()> {
 /// # Errors
 /// No thread of it can be borrowed.
 pub fn wake(pid: u32) -> Result<()> {
-    let target = Target::look_at_member(pid)?;
+    call(&Target::look_at_member(pid)?, "farpage_wake").map(drop)
+}
+
+/// A process that has the library and no engine, or none any more, goes on as if it were not there. False: it has one.
+///
+/// # Errors
+/// No thread of it can be borrowed.
+pub fn detach(target: &Target) -> Result<bool> {
+    Ok(call(target, "farpage_detach")? == 0)
+}
+
+/// Has a thread of a process with the library call one of its functions.
+fn call(target: &Target, name: &str) -> Result<usize> {
     let library = target.library().ok_or_else(|| target.refuse("the library is not in its memory"))?;
     let file = target.memory.file_of(library)?;
     let missing = || target.refuse("its library is of another version");
-    let function = symbols::address(&file, "farpage_wake").ok_or_else(missing)?;
-    borrow(&target)?.call(library.range.0 + function as usize, [0; 3])?;
-    Ok(())
+    let function = symbols::address(&file, name).ok_or_else(missing)?;
+    borrow(target)?.call(library.range.0 + function as usize, [0; 3])
 }
 
 /// One line: which processes that it starts cannot be managed.

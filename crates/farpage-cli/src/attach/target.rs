@@ -6,6 +6,7 @@ use super::memory::{Mapping, Memory};
 use super::symbols;
 use crate::failure::{Failure, Result, why};
 use crate::process::Status;
+use crate::trees;
 use std::io;
 
 /// A process that can.
@@ -50,6 +51,9 @@ impl Target {
     pub fn look(pid: u32) -> Result<Target> {
         let target = Target::look_at_member(pid)?;
         if target.library().is_some() {
+            if trees::id_of(pid).is_none() {
+                return Err(target.refuse_again());
+            }
             return Err(target.refuse("it runs under farpage already").help(format!("farpage set {pid} --ram SIZE")));
         }
         Ok(target)
@@ -147,6 +151,11 @@ impl Target {
     /// Where the library begins in its memory, by whatever name it was loaded.
     pub fn library(&self) -> Option<&Mapping> {
         self.mappings.iter().find(|m| m.file_name().contains("libfarpage_preload") && m.offset == 0)
+    }
+
+    /// A refusal of this process, which has the library and no tree.
+    pub fn refuse_again(&self) -> Failure {
+        self.refuse("farpage's library is in it already, and begins once only").help("start the program anew")
     }
 
     /// A refusal of this process.

@@ -280,6 +280,13 @@ pub fn leave() {
     }
 }
 
+/// This process belongs to no tree any more. What others of its threads look at now stays mapped.
+pub fn forget() {
+    leave();
+    MINE.store(0, SeqCst);
+    SEGMENT.store(std::ptr::null_mut(), SeqCst);
+}
+
 /// Where the owners of the areas of this export are noted; `None`: this process is in no tree, or there is no room.
 pub fn export_owners(id: ExportId) -> Option<&'static Owners> {
     segment()?.exports.owners(id)

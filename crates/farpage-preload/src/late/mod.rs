@@ -14,6 +14,7 @@
 
 pub mod slots;
 
+use crate::descriptors;
 use crate::environment::{self, NAME};
 use crate::{find, is_first, is_started};
 use farpage_run::lifecycle::late::{self, LateStartError};
@@ -82,6 +83,19 @@ pub extern "C" fn farpage_take(program: c_int, engine: c_int) {
 #[unsafe(no_mangle)]
 pub extern "C" fn farpage_wake() {
     farpage_run::lifecycle::start::wake_now();
+}
+
+/// The process has been detached (`farpage_run::monitor`), or is small: it goes on as if this library were not there, as
+/// far as that can be. What it starts is started without, and the descriptors that it was given are closed. 0: it is so;
+/// 1: it has an engine. `farpage detach` calls it, through a thread that it borrows.
+#[unsafe(no_mangle)]
+pub extern "C" fn farpage_detach() -> c_int {
+    if !late::detach() {
+        return 1;
+    }
+    environment::forget();
+    descriptors::close_kept();
+    0
 }
 
 /// Whether a library of this name is loaded besides this one: in a late start they do not find each other's symbols.

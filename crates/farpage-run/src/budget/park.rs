@@ -22,6 +22,8 @@ pub const ASKED: u32 = 1;
 pub const PARKED: u32 = 2;
 /// It is to have its pages back.
 pub const UNPARK: u32 = 3;
+/// It is to have all of its pages, and its engine is to end ([`crate::monitor`]'s `detach`).
+pub const DETACH: u32 = 4;
 
 /// Faults that read a device, in a second, by which a parked process is in use again.
 const USED: u64 = 128;

@@ -275,6 +275,12 @@ pub(crate) fn enter(stage: u32) {
     futex::wake_all(&STAGE);
 }
 
+/// A process without an engine gets none any more. False: one is being started.
+pub(crate) fn goes_off() -> bool {
+    wait_for_start();
+    !dozes() && STAGE.compare_exchange(DORMANT, OFF, SeqCst, SeqCst).map_or_else(|stage| stage != STARTING, |_| true)
+}
+
 /// Returns when no start is under way, or after a while.
 pub(crate) fn wait_for_start() {
     let since = Instant::now();

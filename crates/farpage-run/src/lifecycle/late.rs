@@ -5,13 +5,17 @@
 //!
 //! Caller: the preload library, on a program thread that holds no lock of the allocator's or the loader's. No locks.
 
+use crate::dormant::{self, CHARGES};
 use crate::lifecycle::{preload, start};
 use crate::pager::robust;
+use crate::shared::charge::UNLIMITED;
 use crate::shared::given_uffds;
 use crate::shared::outcome::{StartFailure, StartOutcome};
+use crate::shared::state::engine;
 use crate::shared::warn_once::{self, set_listener};
 use farpage_base::mem::heap::Heap;
 use farpage_base::sys::descriptor::keep_across_exec;
+use farpage_base::sys::futex;
 use farpage_base::sys::message::set_quiet;
 use farpage_base::sys::pagemap;
 use farpage_base::sys::raw::ErrnoText;
@@ -21,6 +25,8 @@ use farpage_ipc::tree::{self, ENV_TREE_FD};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use rustix::io::Errno;
 use std::ffi::c_int;
+use std::sync::atomic::AtomicU32;
+use std::time::{Duration, Instant};
 
 /// Why a program that runs already was not put under a budget. `Display` is one line.
 #[derive(Debug, thiserror::Error)]
@@ -99,6 +105,26 @@ pub fn prepare(configuration: &str, device: c_int, segment: c_int) -> Result<Pre
     }
     give_variables(variables.clone());
     Ok(Prepared { conf, files, variables })
+}
+
+/// The process has been detached, or has no engine: it belongs to no tree from now on, and gets no engine. False: it has
+/// one, or one is being started. On a program thread.
+pub fn detach() -> bool {
+    const ENDS: Duration = Duration::from_secs(1);
+    if !dormant::goes_off() {
+        return false;
+    }
+    let since = Instant::now();
+    let has_engine = || engine().is_some_and(|e| e.is_active() || e.fork.monitor_is_there());
+    while has_engine() {
+        if since.elapsed() > ENDS {
+            return false;
+        }
+        futex::wait(&AtomicU32::new(0), 0, Some(1_000_000));
+    }
+    CHARGES.allow(UNLIMITED);
+    tree::forget();
+    true
 }
 
 /// Starts the engine, and waits for it if `wait` says so. What becomes of it afterwards is noted in `outcome`.

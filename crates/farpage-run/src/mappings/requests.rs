@@ -16,9 +16,9 @@ use std::time::Duration;
 const LOOK: Duration = Duration::from_millis(100);
 
 impl Engine {
-    /// Whether the memory of this process is not managed, and never will be.
+    /// Whether no memory of this process is to be managed: for good, or while it is being detached.
     pub fn is_excluded(&self) -> bool {
-        self.stage.excluded.load(SeqCst)
+        self.stage.excluded.load(SeqCst) || self.stage.detaching.load(SeqCst)
     }
 
     /// From now on the memory of this process is its own. Returns when all of it is there. Called on a program thread.

@@ -135,6 +135,13 @@ impl Membership {
         Some(tree.rests(most))
     }
 
+    /// The process belongs to no tree any more.
+    pub(super) fn leave_tree(&mut self) {
+        self.share = None;
+        robust::forget();
+        tree::forget();
+    }
+
     /// This thread ends, and the process goes on: others look whether it is still there.
     pub(super) fn leave(&mut self) {
         if let Some(tree) = self.share.take() {

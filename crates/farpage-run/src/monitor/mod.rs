@@ -8,6 +8,7 @@
 
 mod activity;
 pub mod build;
+mod detach;
 mod division;
 mod member;
 mod scan;
@@ -257,6 +258,9 @@ impl Monitor {
             e.following.end(MONITOR);
             exit_thread();
         }
+        if self.look_at_detach() && self.can_end() {
+            self.end();
+        }
         let pause = self.turn();
         fork.gates.monitor.unlock();
         pause
@@ -289,6 +293,9 @@ impl Monitor {
         let rss = self.member.own_pages(e, self.proc, rss);
         e.budget.sample(rss, before);
         e.publish_levels(all);
+        if e.stage.detaching.load(SeqCst) {
+            return self.turn_detaching(rss);
+        }
         let gives = self.member.look(e, self.proc, rss);
         if gives {
             e.space.gives();

@@ -3,6 +3,7 @@
 //! * A range: the program registers it with a userfaultfd of its own, and the kernel allows one. Until that is undone.
 //! * Everything: the program has opened its own pagemap. What is swapped out here looks there as if it had never been
 //!   used, and a program that clears only what has been used would keep the rest. Until the process ends.
+//! * Everything, because the process is being detached. That can be taken back.
 //!
 //! Pages come in above the budget if need be. Each one loses its word as soon as it is there, so that it is out of
 //! reclaim's reach; when no page of the range has a word, the range is no longer registered. Nothing of the program
@@ -18,6 +19,7 @@ use crate::shared::page_table::leaf_end;
 use farpage_base::mem::lock::lock;
 use farpage_base::mem::units::{USER_END, Vpn};
 use farpage_swap::PAGE_SIZE;
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
 /// Pages looked at in one step, and brought in, so that faults do not wait for all of them.
@@ -25,6 +27,8 @@ const LOOKED_AT: usize = 4096;
 const BROUGHT_IN: usize = 64;
 /// A range that could not be registered is tried again after this time: what kept it may be gone.
 const REFUSED_FOR: Duration = Duration::from_secs(1);
+/// Everything, bytes.
+const ALL: (usize, usize) = (PAGE_SIZE, USER_END);
 
 /// Memory that is to be the program's alone, or cannot be managed: the pager's part.
 pub(crate) struct LetGo {
@@ -63,11 +67,20 @@ impl LetGo {
     /// A step of letting go. Whether there was anything to do.
     pub(crate) fn step(&mut self, cx: &mut Cx, scans: &mut Scans) -> bool {
         let e = cx.e;
-        if e.is_excluded() && !self.excluded {
-            self.excluded = true;
-            e.discovery.charges.allow(UNLIMITED);
-            self.ranges.push((PAGE_SIZE, USER_END));
+        let is_excluded = e.is_excluded();
+        if is_excluded != self.excluded {
+            self.excluded = is_excluded;
+            self.ranges.retain(|range| *range != ALL);
+            self.up_to = Vpn::default();
+            if is_excluded {
+                e.discovery.charges.allow(UNLIMITED);
+                self.ranges.push(ALL);
+            } else {
+                // What has come in is to be on the lists again.
+                scans.0.extend(lock(&e.memory.managed).iter());
+            }
         }
+        e.stage.let_go.store(is_excluded && self.ranges.is_empty(), SeqCst);
         let Some(&(start, end)) = self.ranges.first() else { return false };
         let (first, last) = (Vpn::of(start), Vpn::of(end.next_multiple_of(PAGE_SIZE)));
         scans.cut(first, last);
@@ -82,6 +95,7 @@ impl LetGo {
             self.refuse(start, end);
             self.ranges.remove(0);
             if self.ranges.is_empty() {
+                e.stage.let_go.store(is_excluded, SeqCst);
                 e.discovery.notes.finish();
             }
         }

@@ -30,7 +30,7 @@ use farpage_base::mem::units::Vpn;
 use farpage_base::sys::message::warn;
 use farpage_base::sys::proc::Proc;
 use farpage_base::sys::raw::{Errno, ErrnoText};
-use farpage_base::sys::thread::{Start, begin_thread};
+use farpage_base::sys::thread::{Start, begin_thread, exit_thread};
 use farpage_base::sys::uffd::{FEATURES, FEATURES_QUIET, Uffd};
 use farpage_swap::PAGE_SIZE;
 use farpage_swap::readahead::{Rule, Tuning};
@@ -224,7 +224,12 @@ extern "C" fn main(pager: usize) -> ! {
     begin_thread(THREAD_NAME);
     // SAFETY: `run_pager` passed a box's pointer, and keeps none.
     let mut pager = unsafe { Box::from_raw(pager as *mut Pager) };
-    loop {
+    let e = pager.cx.e;
+    while !e.stage.detached.load(Ordering::SeqCst) {
         pager.turn();
     }
+    // With the userfaultfd the registrations go.
+    drop(pager);
+    e.following.end(PAGER);
+    exit_thread()
 }

@@ -129,6 +129,12 @@ pub struct Stage {
     pub active: AtomicBool,
     /// ... or never ([`crate::mappings::requests`]).
     pub(crate) excluded: AtomicBool,
+    /// ... or not any more: it is being brought in ([`crate::monitor`]'s `detach`).
+    pub(crate) detaching: AtomicBool,
+    /// All of it is there, and none is managed: what the pager says of [`Engine::is_excluded`].
+    pub(crate) let_go: AtomicBool,
+    /// The engine has ended, or its last threads are about to.
+    pub(crate) detached: AtomicBool,
     /// It cannot be managed here.
     pub(crate) activation_failed: AtomicBool,
     /// The monitor has ended, or is to, because memory is not managed yet ([`Engine::retire`]).

@@ -6,7 +6,7 @@ use crate::shared::board::{NEVER, NONE, RUNS};
 use crate::shared::stacks::{DECOMPRESSOR, stack};
 use crate::shared::state::Engine;
 use farpage_base::sys::futex;
-use farpage_base::sys::thread::{Start, allowed_cpus, begin_thread, run_on_any};
+use farpage_base::sys::thread::{Start, allowed_cpus, begin_thread, exit_thread, run_on_any};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 /// After so long without a window the memory of its stack is given back, nanoseconds.
@@ -40,6 +40,10 @@ extern "C" fn main(engine: usize) -> ! {
     let board = &e.decompressor;
     loop {
         let seen = board.posted.load(SeqCst);
+        if e.stage.detached.load(SeqCst) {
+            e.following.end(DECOMPRESSOR);
+            exit_thread();
+        }
         e.keep_up(DECOMPRESSOR);
         while let Some((job, i)) = board.next() {
             job.load(&e.space, &e.frames, i);

@@ -34,11 +34,10 @@ pub(crate) extern "C" fn main(engine: usize) -> ! {
     }
     loop {
         let seen = e.wakeups.writer.load(Acquire);
-        e.fork.gates.pass(|| e.keep_up(WRITER));
-        if !e.is_active() {
-            e.following.end(WRITER);
-            exit_thread(); // the pager could not be started
-        }
+        e.fork.gates.pass(|| {
+            end_if_idle(e);
+            e.keep_up(WRITER);
+        });
         e.fork.gates.writer.lock();
         let (worked, tended, low) = turn(e);
         e.fork.gates.writer.unlock();
@@ -61,6 +60,14 @@ pub(crate) extern "C" fn main(engine: usize) -> ! {
             let pause = if idle < IDLE_TURNS { PAUSE_NS } else { 10_000_000_000 };
             futex::wait(&e.wakeups.writer, seen, Some(pause));
         }
+    }
+}
+
+/// The thread ends: the pager could not be started, or the process has been detached.
+fn end_if_idle(e: &Engine) {
+    if !e.is_active() {
+        e.following.end(WRITER);
+        exit_thread();
     }
 }
 

@@ -1,0 +1,126 @@
+//! `farpage detach`: a process that was attached to is brought in, and goes on without farpage.
+//!
+//! The engine does it (`farpage_run::monitor`'s `detach`), told by a word in the process's place in its tree, and leaves
+//! the tree. That can be taken back until it has. Then a borrowed thread closes what the process was given.
+//!
+//! Caller: `main`. No locks.
+
+use super::start;
+use super::target::Target;
+use crate::args::DetachArgs;
+use crate::cgroup::{self, Group};
+use crate::failure::{Failure, Result, say};
+use crate::set::falls;
+use crate::trees::{self, Tree, bytes, size_of};
+use farpage_command::machine::meminfo;
+use farpage_ipc::conf::size;
+use farpage_ipc::tree::{Member, MemberKind};
+use farpage_run::budget::park::DETACH;
+use std::fs;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::time::Duration;
+
+/// How long is waited for while nothing comes in.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// What is to be left of the machine's memory, or of a cgroup's: a part of what comes in.
+const LEFT_PART: u64 = 8;
+
+/// Runs the subcommand.
+///
+/// # Errors
+/// It cannot be done, with exit status 1; then the process is as it was.
+pub fn main(args: &DetachArgs) -> Result<ExitCode> {
+    let pid = args.pid;
+    let tree = trees::of(pid)?;
+    let target = Target::look_at_member(pid).map_err(of_detach)?;
+    look(&target, &tree)?;
+    if let Some(member) = member_with_engine(&tree, pid) {
+        bring_in(&target, member)?;
+    }
+    match start::detach(&target) {
+        Ok(true) => {}
+        Ok(false) => return Err(refuse(&target, "its engine is being started").help("try again")),
+        Err(failure) => {
+            let why = format!("its memory is its own, but what it was given is still open: {}", failure.sentence);
+            return Err(refuse(&target, &why));
+        }
+    }
+    let name = target.name.escape_debug();
+    say(format_args!("farpage: process {pid} ({name}) goes on without farpage; its library stays loaded, and sleeps"));
+    say_who_stays(&tree);
+    Ok(ExitCode::SUCCESS)
+}
+
+fn of_detach(failure: Failure) -> Failure {
+    Failure { sentence: failure.sentence.replacen("cannot attach to", "cannot detach from", 1), ..failure }
+}
+
+fn refuse(target: &Target, why: &str) -> Failure {
+    of_detach(target.refuse(why))
+}
+
+/// Refuses a process that could not go on as it was.
+fn look(target: &Target, tree: &Tree) -> Result<()> {
+    let pid = target.pid;
+    let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+    let names_us = |text: &[u8]| text.starts_with(b"LD_PRELOAD=") && String::from_utf8_lossy(text).contains("farpage");
+    if environment.split(|byte| *byte == 0).any(names_us) {
+        let why = "it was started under farpage, as its environment says, and so is what it starts";
+        let help =
+            format!("farpage set {pid} --ram max lifts the budget, and farpage unpark {pid} brings its memory in");
+        return Err(refuse(target, why).help(help));
+    }
+    let Some(member) = member_with_engine(tree, pid) else { return Ok(()) };
+    let out = bytes(member.swapped.load());
+    let needs = out + out / LEFT_PART;
+    let short = |has: u64, of: &str| {
+        let why = format!("{} of it is swapped out, and {of} has {} left", size::format(out), size::format(has));
+        Err(refuse(target, &why))
+    };
+    let available = meminfo("MemAvailable").unwrap_or(u64::MAX);
+    if available < needs {
+        return short(available, "the machine");
+    }
+    let group = cgroup::of_process(pid).and_then(|name| Group::named(Path::new(&name)).ok());
+    for dir in group.iter().flat_map(Group::with_all_above) {
+        if let (Some(limit), Some(has)) = (dir.limit(u64::MAX / 2), dir.needed())
+            && limit.saturating_sub(has) < needs
+        {
+            return short(limit.saturating_sub(has), &format!("its memory cgroup ({})", dir.dir().display()));
+        }
+    }
+    Ok(())
+}
+
+/// Its place in the tree, if it has an engine.
+fn member_with_engine(tree: &Tree, pid: u32) -> Option<&Member> {
+    let has_engine = |m: &&Member| matches!(m.kind(), MemberKind::Watched | MemberKind::Managed);
+    tree.segment.living().find(|m| m.pid.load(Relaxed) == pid).filter(has_engine)
+}
+
+/// All of it comes in, and its engine ends; or all is as it was.
+fn bring_in(target: &Target, member: &Member) -> Result<()> {
+    let pid = target.pid;
+    let before = member.park.swap(DETACH, SeqCst);
+    member.ring();
+    // The last step is that it leaves.
+    let left = || if member.claim.is_live() && member.pid.load(Relaxed) == pid { member.swapped.load() + 1 } else { 0 };
+    let least = falls(0, PATIENCE, left);
+    if least == 0 || member.park.compare_exchange(DETACH, before, SeqCst, SeqCst).is_err() {
+        return Ok(());
+    }
+    member.ring();
+    let why = format!("{} of it does not come in", size_of(least - 1));
+    Err(refuse(target, &why).help(format!("it is managed as before; farpage stat {pid} says more")))
+}
+
+/// What the process has started, or was started with, stays in its tree.
+fn say_who_stays(tree: &Tree) {
+    let named = |m: &Member| format!("process {0} ({1})", m.pid.load(Relaxed), trees::comm(m.pid.load(Relaxed)));
+    let stay: Vec<String> = tree.members().into_iter().map(named).collect();
+    if !stay.is_empty() {
+        say(format_args!("farpage: within the budget there are still: {}", stay.join(", ")));
+    }
+}
