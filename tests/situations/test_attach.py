@@ -53,6 +53,13 @@ class Attach(Holding):
         counters = json.loads(self.run_plain(FARPAGE, "stat", process.pid, "--json").stdout)
         self.assertGreater(counters["pswpout"], 0)
         self.assert_shown_budget(process.pid, 24 * MIB)
+        # None, and one again.
+        self.assertEqual(self.run_plain(FARPAGE, "set", process.pid, "--ram", "max").returncode, 0)
+        self.assertEqual(self.ask(process, "digest"), "True")
+        self.wait_until("it has what it uses", lambda: resident(process.pid) > 48 * MIB)
+        self.assertEqual(self.run_plain(FARPAGE, "set", process.pid, "--ram", "24M").returncode, 0)
+        self.assertLess(resident(process.pid), 24 * MIB)
+        self.assertEqual(self.ask(process, "digest"), "True")
         process.stdin.close()
         self.assertEqual((process.wait(HANG), process.stdout.read()), (0, ""))
 

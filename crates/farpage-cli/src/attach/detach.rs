@@ -26,6 +26,8 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(5);
 /// What is to be left of the machine's memory, or of a cgroup's: a part of what comes in.
 const LEFT_PART: u64 = 8;
+/// Processes that are named.
+const NAMED: usize = 3;
 
 /// Runs the subcommand.
 ///
@@ -118,9 +120,17 @@ fn bring_in(target: &Target, member: &Member) -> Result<()> {
 
 /// What the process has started, or was started with, stays in its tree.
 fn say_who_stays(tree: &Tree) {
-    let named = |m: &Member| format!("process {0} ({1})", m.pid.load(Relaxed), trees::comm(m.pid.load(Relaxed)));
-    let stay: Vec<String> = tree.members().into_iter().map(named).collect();
-    if !stay.is_empty() {
-        say(format_args!("farpage: within the budget there are still: {}", stay.join(", ")));
+    let pids = tree.members().into_iter().map(|m| m.pid.load(Relaxed));
+    let stay: Vec<(u32, String)> =
+        pids.map(|pid| (pid, trees::comm(pid))).filter(|(_, name)| !name.is_empty()).collect();
+    if stay.is_empty() {
+        return;
     }
+    let named =
+        stay.iter().take(NAMED).map(|(pid, name)| format!("process {pid} ({name})")).collect::<Vec<_>>().join(", ");
+    let more = match stay.len().saturating_sub(NAMED) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    say(format_args!("farpage: within the budget there are still {named}{more}"));
 }

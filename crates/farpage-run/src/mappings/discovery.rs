@@ -78,6 +78,10 @@ impl Engine {
             }
             return;
         }
+        // It is the program's own. Who tells it is not held up, and would ring without end while the pager holds still.
+        if self.is_excluded() {
+            return;
+        }
         // What an allocator has had for long is managed.
         if self.discovery.recent.covers(start, start.saturating_add(len)) {
             return;

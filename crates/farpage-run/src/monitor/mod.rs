@@ -258,8 +258,9 @@ impl Monitor {
             e.following.end(MONITOR);
             exit_thread();
         }
-        if self.look_at_detach() && self.can_end() {
-            self.end();
+        if detach::is_asked(e, &self.member) && detach::can_end(e) {
+            self.opened = None;
+            detach::end(e, &mut self.member);
         }
         let pause = self.turn();
         fork.gates.monitor.unlock();
@@ -294,7 +295,7 @@ impl Monitor {
         e.budget.sample(rss, before);
         e.publish_levels(all);
         if e.stage.detaching.load(SeqCst) {
-            return self.turn_detaching(rss);
+            return detach::turn(e, &self.member, rss);
         }
         let gives = self.member.look(e, self.proc, rss);
         if gives {

@@ -1,0 +1,135 @@
+"""A process that was attached to goes on without farpage: all of its memory is there, nothing of ours is at work."""
+
+import ctypes
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from holder import HOLDER, MIB, PYTHON, Holding, resident
+from situation import FARPAGE, HANG, NOBODY, build, unless_root, unless_there
+
+SEIZE, INTERRUPT, LET_GO = 0x4206, 0x4207, 17
+
+
+def threads(pid):
+    """Threads by number, with their names."""
+    return {int(task.name): (task / "comm").read_text().strip() for task in Path(f"/proc/{pid}/task").iterdir()}
+
+
+@unless_there(PYTHON)
+class Detach(Holding):
+    def attach(self, pid, ram="24M"):
+        done = self.run_plain(FARPAGE, "attach", pid, "--ram", ram)
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+    def detach(self, pid):
+        done = self.run_plain(FARPAGE, "detach", pid)
+        self.assertEqual((done.returncode, done.stdout), (0, ""), done.stderr)
+        self.assertIn("goes on without farpage", done.stderr)
+        return done.stderr
+
+    def refused(self, pid, why):
+        done = self.run_plain(FARPAGE, "detach", pid)
+        self.assertEqual((done.returncode, done.stdout), (1, ""), done.stderr)
+        self.assertRegex(done.stderr, rf"\Afarpage: cannot [^\n]*{why}[^\n]*\n(  help: [^\n]*\n)?\Z")
+
+    def holder(self, **options):
+        return self.begin(PYTHON, "-c", HOLDER, **options)
+
+    def ours(self, pid):
+        """What it has of the engine's: descriptors (its own are pipes), threads."""
+        descriptors = {os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir() if int(fd.name) > 2}
+        descriptors = {file for file in descriptors if not file.startswith("pipe:")}
+        return descriptors, [name for name in threads(pid).values() if "farpage" in name or "iou" in name]
+
+    def members(self):
+        trees = json.loads(self.run_plain(FARPAGE, "stat", "--json").stdout)["trees"]
+        return {member["pid"] for tree in trees for member in tree["members"]}
+
+    def assert_plain(self, process, had):
+        pid = process.pid
+        self.wait_until("its threads are gone", lambda: self.ours(pid) == (set(), []))
+        self.assertLess(abs(resident(pid) - had), 8 * MIB)
+        self.assertNotIn(pid, self.members())
+        self.assertEqual([self.ask(process, line) for line in ["digest", "fork", "grow 3000", "digest", "fork"]],
+                         ["True", "0", "grown", "True", "0"])
+        for how in ["run", "pipe", "shell"]:
+            self.assertEqual(self.ask(process, f"{how} grep -c farpage_preload /proc/self/maps"), "0", how)
+        self.assertEqual(self.ours(pid), (set(), []))
+        for again, why in [("attach", "begins once only"), ("set", "does not run under")]:
+            self.assertIn(why, self.run_plain(FARPAGE, again, pid, "--ram", "24M").stderr)
+        process.stdin.close()
+        self.assertEqual((process.wait(HANG), process.stdout.read()), (0, ""))
+
+    def test_it_goes_on_as_it_was(self):
+        process = self.holder()
+        had = resident(process.pid)
+        self.attach(process.pid)
+        self.assertLess(resident(process.pid), 24 * MIB)
+        self.detach(process.pid)
+        self.assert_plain(process, had)
+
+    @unless_root
+    def test_another_users(self):
+        process = self.holder(user=NOBODY, group=NOBODY, extra_groups=[], cwd="/")
+        had = resident(process.pid)
+        self.attach(process.pid)
+        self.detach(process.pid)
+        self.assert_plain(process, had)
+
+    def test_one_that_manages_nothing(self):
+        process = self.holder()
+        had = resident(process.pid)
+        self.attach(process.pid, ram="4G")
+        self.assertEqual(self.ask(process, "stay"), "staying")
+        child = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text())
+        self.assertIn(str(child), self.detach(process.pid))
+        # It is still in the tree, and small: it has no engine.
+        self.detach(child)
+        self.assertEqual((self.members() & {child}, self.ask(process, "stayed")), (set(), "0"))
+        self.assert_plain(process, had)
+
+    def test_threads_that_allocate_and_fork(self):
+        seed = int(os.environ.get("SEED", random.randrange(1 << 30)))
+        chance = random.Random(seed)
+        for how in [["4", "fork"], ["4"], ["1", "fork"]] * int(os.environ.get("ROUNDS", "1")):
+            process = self.begin(build("attached.c"), *how, stderr=subprocess.PIPE)
+            self.attach(process.pid)
+            time.sleep(chance.uniform(0, 0.5))
+            self.detach(process.pid)
+            time.sleep(chance.uniform(0, 0.3))
+            out, err = process.communicate("end\n", timeout=HANG)
+            self.assertEqual((process.returncode, out, err), (0, "0 bad\n", ""), f"seed {seed} {how}")
+
+    def test_what_does_not_come_in_changes_nothing(self):
+        process = self.holder()
+        self.attach(process.pid)
+        pager = next(tid for tid, name in threads(process.pid).items() if name == "farpage-pager")
+        libc = ctypes.CDLL(None, use_errno=True)
+        for request in [SEIZE, INTERRUPT]:
+            self.assertEqual(libc.ptrace(request, pager, None, None), 0)
+        os.waitpid(pager, 0x40000000)  # __WALL
+        self.refused(process.pid, "does not come in")
+        self.assertEqual(libc.ptrace(LET_GO, pager, None, None), 0)
+        self.assertEqual([self.ask(process, line) for line in ["digest", "grow 3000", "digest"]],
+                         ["True", "grown", "True"])
+        self.wait_until("it is within its budget", lambda: resident(process.pid) < 24 * MIB)
+        self.assertEqual(self.ask(process, "digest"), "True")
+        self.detach(process.pid)
+        self.assertEqual(self.ask(process, "digest"), "True")
+
+    def test_who_is_refused(self):
+        process = self.holder()
+        self.refused(process.pid, "does not run under")
+        self.refused(2**22 - 1, "no such process")
+        self.attach(process.pid)
+        process.send_signal(signal.SIGSTOP)
+        self.refused(process.pid, "it is stopped")
+        process.send_signal(signal.SIGCONT)
+        self.assertEqual(self.ask(process, "digest"), "True")
+        started = self.begin(FARPAGE, "run", "--ram", "64M", "--", PYTHON, "-c", HOLDER)
+        self.refused(started.pid, "it was started under farpage")
