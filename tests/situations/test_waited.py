@@ -19,9 +19,20 @@ while time.monotonic() < end:
         at = (at * 5 + 12289) % (72 << 8)
         kept[at << 12] |= 1
 """
+# The same, with threads that have had faults, and wait for nothing any more.
+SLOW_WITH_THREADS = """import threading
+ended, begun = threading.Event(), threading.Barrier(8)
+def rest():
+    bytearray(1 << 20)
+    begun.wait()
+    ended.wait()
+for _ in range(7): threading.Thread(target=rest).start()
+""" + SLOW.replace("while", "begun.wait()\nwhile", 1) + "ended.set()\n"
 # By another one, which ends by `_exit` if it is dash.
 CHILD = ["sh", "-c", '"$@"; true', "sh"]
-WAITED = "farpage: the program waited for most of its time"
+WAITED = r"for \d+% of the time at least one thread waited for memory"
+FILES = "100% of major faults waited for files: give it more --ram"
+LARGEST = r"; the largest process is python\S* \(\d+\), with [\d.]+ MiB"
 
 
 class Waited(Situation):
@@ -34,22 +45,42 @@ class Waited(Situation):
     def test_a_program_that_waited_for_most_of_its_time_is_told(self):
         done = self.slow(6)
         self.assertEqual((done.returncode, done.stdout), (0, ""))
-        self.assertRegex(done.stderr, f"\\A{WAITED}, 100% of major faults waited for files: more --ram, [^\n]*\n\\Z")
+        self.assertRegex(done.stderr, f"\\Afarpage: {WAITED}, {FILES}; --stats says more, -q nothing\n\\Z")
+
+    @unless_there(PYTHON)
+    def test_threads_that_wait_for_nothing_hide_none_that_does(self):
+        done = self.slow(6, program=SLOW_WITH_THREADS)
+        self.assertEqual((done.returncode, done.stdout), (0, ""))
+        self.assertRegex(done.stderr, f"\\Afarpage: {WAITED}, {FILES}; --stats")
+
+    @unless_there(PYTHON)
+    @unittest.skipUnless(os.environ.get("PROFILE", "checked") == "checked", "the checked build need not run so long")
+    def test_who_waits_is_told_while_it_runs(self):
+        for before, largest, options in ([], "", []), (CHILD, LARGEST, ["--stats"]):
+            with self.subTest(before):
+                env = os.environ | {"FARPAGE_TEST_WAITED": "1"}
+                done = self.slow(4, *options, before=before, env=env)
+                first, *rest = done.stderr.splitlines()
+                last = WAITED.replace("the time", r"the last \d+ s")
+                self.assertRegex(first, f"^farpage: {last}, {FILES}{largest}; farpage top shows it, -q nothing$")
+                self.assertFalse([line for line in rest if "of the last" in line], "once")
+        self.assertEqual(self.slow(4, "-q", env=env).stderr, "")
 
     @unless_there(PYTHON)
     def test_a_program_is_told_that_what_it_started_waited(self):
         done = self.slow(6, before=CHILD)
         self.assertEqual((done.returncode, done.stdout), (0, ""))
-        self.assertRegex(done.stderr, f"\\A{WAITED}, 100% of major faults waited for files: more --ram, [^\n]*\n\\Z")
+        self.assertRegex(done.stderr, f"\\Afarpage: {WAITED}, {FILES}{LARGEST}; --stats says more, -q nothing\n\\Z")
 
     @unless_there(PYTHON)
     def test_the_report_is_of_all_processes(self):
         report = self.slow(2, "--stats", before=CHILD).stderr
-        waited = re.search(r"waited for memory .* at least one waited for (\d+)% of the time\n", report)
+        waited = re.search(r"waited for memory .* for (\d+)% of the time at least one waited\n", report)
         self.assertGreater(int(waited[1]), 50, report)
         self.assertRegex(report, r"\n  files +[\d.]+ MiB  written, [\d.]+ MiB read\n")
+        self.assertRegex(report, r"\n  largest +[\d.]+ MiB  python\S* \(\d+\)\n")
         self.assertRegex(report, r"\n  never reached the budget by itself: nothing of it was managed\n"
-                                 r"  it waited for most of its time, 100% of major faults waited for files: more --ram")
+                                 f"  {WAITED}, {FILES}\n")
 
     @unless_there(PYTHON)
     def test_who_had_no_room_on_its_devices_is_told(self):

@@ -367,9 +367,9 @@ pub struct RunArgs {
     /// Say on stderr what is being done
     #[arg(short, long)]
     pub verbose: bool,
-    /// No warnings, and no last line
+    /// No warnings, and nothing of waiting
     ///
-    /// That line says that the program mostly waited for memory.
+    /// Else it is said that the program mostly waits for memory, once while it runs and at its end.
     #[arg(short, long, conflicts_with = "verbose")]
     pub quiet: bool,
     /// Try what farpage would refuse: static, setuid or foreign programs, older kernels

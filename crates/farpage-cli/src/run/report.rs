@@ -32,20 +32,15 @@ pub fn table(ended: &Ended, program: &OsStr, budget: u64, tree: Option<&Tree>) -
     row("budget", size::format(budget), String::new());
     let (wall, several) = (ended.wall, tree.filter(|tree| tree.segment.header.has_several()));
     let all = several.map(|tree| Page::of_tree(&tree.segment.header.sums)).filter(Page::was_active);
-    if let (Some(all), Some(tree)) = (&all, several) {
-        let sums = &tree.segment.header.sums;
-        waiting_rows(all, sums.waiting(wall), &words_of_several(sums.waited(), wall), &mut row);
-    } else if let Some(page) = ended.page.as_ref().filter(|page| page.was_active()) {
-        let waited = page.waiting(wall);
+    let waited = waiting(ended, tree);
+    if let Some((page, waited)) = all.as_ref().or(ended.page.as_ref()).filter(|page| page.was_active()).zip(waited) {
         waiting_rows(page, waited, &words(&waited), &mut row);
     }
     if let Some(tree) = several {
         tree_rows(tree, &mut row);
     }
-    let said = match (&all, several) {
-        (Some(all), Some(tree)) => advice(all, &tree.segment.header.sums.waiting(wall), budget, wall, false),
-        _ => ended.page.as_ref().and_then(|page| advice(page, &page.waiting(wall), budget, wall, several.is_none())),
-    };
+    let said = all.as_ref().or(ended.page.as_ref()).zip(waited);
+    let said = said.and_then(|(page, waited)| advice(page, &waited, budget, wall, several.is_none()));
     let said = said.map(|said| format!("  {said}\n")).unwrap_or_default();
     let Some(page) = &ended.page else {
         row("max RSS", size::format(ended.max_rss), "files included".into());
@@ -71,21 +66,18 @@ pub fn table(ended: &Ended, program: &OsStr, budget: u64, tree: Option<&Tree>) -
     out + &said
 }
 
-/// For how long any of the threads of several processes waited: the sum of their waits is in the row, too.
-fn words_of_several(any: Duration, wall: Duration) -> String {
-    let share = any.as_secs_f64() / wall.as_secs_f64().max(1e-9);
-    format!("by all threads of all processes; at least one waited for {:.0}% of the time", 100.0 * share.min(1.0))
+/// What the program, or all processes where there were several, waited; `None`: nothing is known of it.
+fn waiting(ended: &Ended, tree: Option<&Tree>) -> Option<Waiting> {
+    let of_all = tree.map(|tree| &tree.segment.header).map(|header| (header.has_several(), &header.sums));
+    match (of_all, &ended.page) {
+        (Some((true, sums)), _) => Some(sums.waiting(ended.wall)),
+        (Some((false, sums)), Some(page)) => Some(page.waiting(ended.wall).of_any(sums.waited(), ended.wall)),
+        (_, page) => page.as_ref().map(|page| page.waiting(ended.wall)),
+    }
 }
 
 fn words(waited: &Waiting) -> String {
-    match waited.threads {
-        1 => format!("at least, {:.0}% of the run's time", 100.0 * waited.share),
-        // They need not all have run all the time, so a share of their time would say less than there was.
-        n => format!(
-            "thread-seconds at least: of {n} threads that had faults, {:.2} waited at a time",
-            waited.share * n as f64
-        ),
-    }
+    format!("by all threads; for {:.0}% of the time at least one waited", 100.0 * waited.share)
 }
 
 /// What it came to for the user, before what the engine did for it.
@@ -118,16 +110,16 @@ fn advice(page: &Page, waited: &Waiting, budget: u64, wall: Duration, alone: boo
         return little.then(|| "it used less than half of the budget: a smaller --ram does, too".into());
     }
     if get("swap_full") > 0 {
-        return Some(waited.advice().map_or_else(|| FULL.into(), |advice| format!("it {advice}")));
+        return Some(waited.advice("the time").unwrap_or_else(|| FULL.into()));
     }
     let major = get("pgmajfault");
     let back = major.saturating_add(get("workingset_refault_cached")) as f64 / wall.as_secs_f64().max(1e-9);
     if waited.share < WAITED_LITTLE && back < BACK_OFTEN {
         return alone.then(|| "it hardly waited for memory: a smaller --ram may do".into());
     }
-    Some(match (waited.advice(), waited.files()) {
-        (Some(advice), _) => format!("it {advice}"),
-        (None, Some(files)) => format!("{files}: more --ram or a faster disk shortens that"),
+    Some(match (waited.advice("the time"), waited.files()) {
+        (Some(advice), _) => advice,
+        (None, Some(files)) => format!("{files}: more --ram shortens that"),
         (None, None) if major == 0 && get("pswpout") + get("swpout_zero") == 0 => return None,
         (None, None) if major == 0 => "no page was read back: it waited while others were taken out".into(),
         (None, None) => "pages came back from memory, mostly: only more --ram shortens the waiting".into(),
@@ -240,7 +232,7 @@ pub fn json(ended: &Ended, program: &[OsString], budget: u64, tree: Option<&Tree
         How::Exited(status) => (Some(status), None),
         How::Killed(signal) => (None, Some(signal)),
     };
-    let share = ended.page.as_ref().map(|page| page.waiting(ended.wall).share);
+    let share = ended.page.as_ref().and_then(|_| waiting(ended, tree)).map(|waited| waited.share);
     let mut object = json!({
         "schema": SCHEMA,
         "program": program.iter().map(|a| a.to_string_lossy()).collect::<Vec<_>>(),
@@ -348,11 +340,12 @@ mod tests {
             stat.fault_wait_ns.store(ms * 1_000_000, Relaxed);
             stat.pgmajfault.store(major, Relaxed);
             stat.pgmajfault_file.store(of_files, Relaxed);
+            stat.pswpout.store(major, Relaxed);
         })
     }
 
     #[test]
-    fn waiting_is_of_all_threads_and_of_their_time() {
+    fn at_least_one_waited_for_as_much_as_all_on_average() {
         let page = |threads| {
             active(|stat| {
                 stat.fault_wait_ns.store(1_200_000_000, Relaxed);
@@ -362,9 +355,8 @@ mod tests {
         };
         let words = |threads| words(&page(threads).waiting(SECOND * 5));
         assert_eq!(page(4).waiting(SECOND * 5).ns, 1_250_000_000);
-        assert_eq!(words(1), "at least, 25% of the run's time");
-        assert_eq!(words(0), words(1));
-        assert_eq!(words(5), "thread-seconds at least: of 5 threads that had faults, 0.25 waited at a time");
+        assert_eq!(words(1), "by all threads; for 25% of the time at least one waited");
+        assert_eq!((words(0), &*words(5)), (words(1), "by all threads; for 5% of the time at least one waited"));
         assert!(waits(1, 0, 0).waiting(Duration::ZERO).share.is_finite());
     }
 
@@ -389,18 +381,15 @@ mod tests {
     fn advice_follows_from_what_was_measured() {
         let said = |page: &Page, alone| advice(page, &page.waiting(SECOND), BUDGET, SECOND, alone).unwrap_or_default();
         for (page, part) in [
-            (waits(700, 9000, 0), "most of its time: give it more --ram"),
-            (
-                waits(700, 9000, 9000),
-                "most of its time, 100% of major faults waited for files: more --ram, or a faster",
-            ),
-            (waits(300, 9000, 6000), "67% of major faults waited for files: more --ram or a faster disk"),
+            (waits(700, 9000, 0), "for 70% of the time at least one thread waited for memory: give it more --ram"),
+            (waits(700, 9000, 9000), "waited for memory, 100% of major faults waited for files: give it more --ram"),
+            (waits(300, 9000, 6000), "67% of major faults waited for files: more --ram shortens that"),
             (waits(300, 9000, 3000), "only more --ram"),
             (waits(300, 0, 0).with(|stat| &stat.pswpout), "no page was read back"),
             (waits(3, 0, 0).with(|stat| &stat.swap_full), "the swap devices were full: more --swap"),
             (
                 waits(700, 9000, 0).with(|stat| &stat.swap_full),
-                "most of its time, and the swap devices were full: more --swap",
+                "waited for memory, and the swap devices were full: more --swap",
             ),
             (waits(3, 99, 99), "hardly waited for memory: a smaller --ram"),
             // Many short waits: the part of each that is not counted may come to something.
@@ -412,6 +401,7 @@ mod tests {
         assert!(said(&below(BUDGET / 4), true).contains("less than half of the budget"));
         // Nothing was taken out; not known; near; and others have a part of the budget.
         for (page, alone) in [
+            (waits(700, 0, 0), true),
             (waits(300, 0, 0), true),
             (below(0), true),
             (below(BUDGET / 2), true),

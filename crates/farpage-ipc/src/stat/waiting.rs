@@ -1,6 +1,7 @@
 //! How much of its time a program waited for memory, and what to do if that is most of it.
 //!
-//! Callers: `--stats` of the command, and the program itself at its end. Numbers and words, no locks.
+//! Callers: `--stats` of the command, and the program itself, while it runs and at its end. Numbers and words, no
+//! locks.
 
 use super::Stat;
 use std::sync::atomic::Ordering::Relaxed;
@@ -12,39 +13,37 @@ pub const FULL: &str = "the swap devices were full: more --swap keeps it within 
 /// A program that waited for more than this part of its time did little else.
 const MOST: f64 = 0.5;
 
-/// For how long a program waited for memory, of all its threads together.
+/// For how long a program waited for memory.
 #[derive(Debug, Clone, Copy)]
 pub struct Waiting {
-    /// Nanoseconds.
+    /// Nanoseconds, of all its threads together.
     pub ns: u64,
-    /// Threads that had faults.
-    pub threads: u64,
-    /// Of the time of these threads.
+    /// Of the time: for so much at least one thread waited, or more.
     pub share: f64,
     /// Faults that read a device, and those of them that read a file.
     major: (u64, u64),
+    /// Pages left memory.
+    is_swapped: bool,
     /// Pages stayed that were to go: no device had room.
     full: bool,
 }
 
 impl Stat {
-    /// What it waited in a run that took so long.
+    /// What it waited in a run that took so long. At least one thread waited for as much as all of them on average.
     pub fn waiting(&self, wall: Duration) -> Waiting {
         let of = |counter: &std::sync::atomic::AtomicU64| counter.load(Relaxed);
         let ns = of(&self.fault_wait_ns).saturating_add(of(&self.alloc_wait_ns));
-        let threads = of(&self.fault_threads).max(1);
-        let share = ns as f64 / (wall.as_nanos().max(1) as f64 * threads as f64);
+        let share = ns as f64 / of(&self.fault_threads).max(1) as f64 / wall.as_nanos().max(1) as f64;
         let (major, full) = ((of(&self.pgmajfault), of(&self.pgmajfault_file)), of(&self.swap_full) > 0);
-        Waiting { ns, threads, share, major, full }
+        let went = [&self.pswpout, &self.swpout_zero, &self.workingset_refault_cached];
+        Waiting { ns, share: share.min(1.0), major, is_swapped: went.iter().any(|pages| of(pages) > 0), full }
     }
 }
 
 impl Waiting {
-    /// The same of several processes, of which at least one waited for `any` of the run's time, and whose threads with
-    /// faults lived for `threads` together: the smaller share.
-    pub fn of_several(self, any: Duration, wall: Duration, threads: Duration) -> Waiting {
-        let part = |ns: u128, of: Duration| ns as f64 / of.as_nanos().max(1) as f64;
-        Waiting { share: part(any.as_nanos(), wall).min(part(self.ns.into(), threads)), ..self }
+    /// The same, where it is known for how much of the time at least one thread waited.
+    pub fn of_any(self, any: Duration, wall: Duration) -> Waiting {
+        Waiting { share: (any.as_secs_f64() / wall.as_secs_f64().max(1e-9)).min(1.0), ..self }
     }
 
     /// That most major faults waited for files, if they did. Threads wait longest for files: where these are most
@@ -55,16 +54,17 @@ impl Waiting {
         (of_files > major / 2).then(|| format!("{percent:.0}% of major faults waited for files"))
     }
 
-    /// What to do about it, where it was most of the time; after the name of the program that waited.
-    pub fn advice(&self) -> Option<String> {
-        let waited = (self.share > MOST).then_some("waited for most of its time, ");
+    /// That it waited for most of `time`, which is in words, and the one thing that helps most.
+    pub fn advice(&self, time: &str) -> Option<String> {
+        if self.share <= MOST || !(self.is_swapped || self.full) {
+            return None;
+        }
+        let waited = format!("for {:.0}% of {time} at least one thread waited for memory", self.share * 100.0);
         if self.full {
             // Above its budget, so it waits less than it would.
-            return waited.map(|waited| format!("{waited}and {FULL}"));
+            return Some(format!("{waited}, and {FULL}"));
         }
-        waited.map(|waited| match self.files() {
-            None => "waited for most of its time: give it more --ram".into(),
-            Some(files) => format!("{waited}{files}: more --ram, or a faster disk"),
-        })
+        let files = self.files().map(|files| format!(", {files}")).unwrap_or_default();
+        Some(format!("{waited}{files}: give it more --ram"))
     }
 }

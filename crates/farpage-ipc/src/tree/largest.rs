@@ -6,7 +6,9 @@
 //! Callers: monitors at their looks, dormant processes, the process that looks after strangers. No locks; nothing is
 //! allocated.
 
+use crate::conf::size;
 use farpage_base::sys::proc::name_of;
+use farpage_swap::PAGE_SIZE;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 /// How many are remembered.
@@ -69,6 +71,13 @@ impl Largest {
         all.sort_by_key(|process| std::cmp::Reverse(process.peak));
         all
     }
+
+    /// Names the largest one, for the end of a sentence.
+    pub fn in_words(&self) -> Option<String> {
+        let largest = self.list().into_iter().next()?;
+        let had = size::format(largest.peak.saturating_mul(PAGE_SIZE as u64));
+        Some(format!("; the largest process is {} ({}), with {had}", largest.name, largest.pid))
+    }
 }
 
 impl LargestPlace {
@@ -96,6 +105,8 @@ mod tests {
         let list = largest.list();
         assert_eq!(list.len(), PLACES);
         assert_eq!((list[0].pid, list[0].peak, list[0].name.is_empty()), (own, 10_000, false));
+        let words = format!("; the largest process is {} ({own}), with 39.1 MiB", list[0].name);
+        assert_eq!(largest.in_words(), Some(words));
         let others: Vec<u64> = list[1..].iter().map(|process| process.peak - LEAST).collect();
         assert_eq!(others, [20, 19, 18, 17, 16, 15, 14]);
     }

@@ -30,16 +30,12 @@ const SUMMED: [fn(&Stat) -> &AtomicU64; 14] = [
 ];
 /// What this process has added.
 static ADDED: [AtomicU64; SUMMED.len()] = [const { AtomicU64::new(0) }; SUMMED.len()];
-/// When that was.
-static ADDED_US: AtomicU64 = AtomicU64::new(0);
 
 /// See the module header.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct Sums {
     of: [AtomicU64; SUMMED.len()],
-    /// The time of all threads that had faults.
-    threads_us: AtomicU64,
     waited: Waited,
 }
 
@@ -47,23 +43,22 @@ pub struct Sums {
 #[repr(C, align(64))]
 #[derive(Debug)]
 struct Waited {
-    us: AtomicU64,
+    ns: AtomicU64,
     /// The end of what is counted.
-    until_us: AtomicU64,
+    until_ns: AtomicU64,
+    /// When the period began that is looked at, microseconds, and what there was by then.
+    period_us: AtomicU64,
+    before_ns: AtomicU64,
 }
 
 /// The counters of this process begin here: it has an engine, which counts on what is there.
 pub fn begin(stat: &Stat) {
-    ADDED_US.store(now_us(), Relaxed);
     SUMMED.iter().zip(&ADDED).for_each(|(of, added)| added.store(of(stat).load(Relaxed), Relaxed));
 }
 
 impl Sums {
     /// Adds what this process has counted meanwhile.
     pub fn add(&self, stat: &Stat) {
-        let now = now_us();
-        let us = now.saturating_sub(ADDED_US.fetch_max(now, Relaxed));
-        self.threads_us.fetch_add(us.saturating_mul(stat.fault_threads.load(Relaxed)), Relaxed);
         for ((of, added), sum) in SUMMED.iter().zip(&ADDED).zip(&self.of) {
             let now = of(stat).load(Relaxed);
             let more = now.saturating_sub(added.fetch_max(now, Relaxed));
@@ -78,24 +73,38 @@ impl Sums {
         self.note_waited_until(now_us(), time);
     }
 
-    fn note_waited_until(&self, now: u64, time: Duration) {
-        let since = now.saturating_sub(time.as_micros() as u64);
-        let before = self.waited.until_us.fetch_max(now, Relaxed);
+    fn note_waited_until(&self, now_us: u64, time: Duration) {
+        let now = now_us.saturating_mul(1000);
+        let since = now.saturating_sub(time.as_nanos() as u64);
+        let before = self.waited.until_ns.fetch_max(now, Relaxed);
         let more = now.saturating_sub(since.max(before));
         if more > 0 {
-            self.waited.us.fetch_add(more, Relaxed);
+            self.waited.ns.fetch_add(more, Relaxed);
         }
     }
 
     /// For how long at least one thread waited.
     pub fn waited(&self) -> Duration {
-        Duration::from_micros(self.waited.us.load(Relaxed))
+        Duration::from_nanos(self.waited.ns.load(Relaxed))
     }
 
     /// What all waited in a run that took so long.
     pub fn waiting(&self, wall: Duration) -> Waiting {
-        let threads = Duration::from_micros(self.threads_us.load(Relaxed));
-        self.page().waiting(wall).of_several(self.waited(), wall, threads)
+        self.page().waiting(wall).of_any(self.waited(), wall)
+    }
+
+    /// The same of the last period of such a length or more, where one has just ended, and how long it was. One process
+    /// is told, the others not. The first begins with the first call.
+    pub fn waiting_of_period(&self, now_us: u64, length: Duration) -> Option<(Waiting, Duration)> {
+        let Waited { ns, period_us, before_ns, .. } = &self.waited;
+        let begun = period_us.load(Relaxed);
+        let long = Duration::from_micros(now_us.saturating_sub(begun));
+        if begun > 0 && long < length || period_us.compare_exchange(begun, now_us, Relaxed, Relaxed).is_err() {
+            return None;
+        }
+        let now = ns.load(Relaxed);
+        let waited = Duration::from_nanos(now.saturating_sub(before_ns.swap(now, Relaxed)));
+        (begun > 0).then(|| (self.page().waiting(long).of_any(waited, long), long))
     }
 
     /// Faults that read a device.
@@ -146,12 +155,28 @@ mod tests {
             sums.note_waited_until(until, Duration::from_micros(us));
             assert_eq!(sums.waited(), Duration::from_micros(sum), "{until}");
         }
-        let share = || sums.waiting(Duration::from_micros(160)).share;
-        assert_eq!(share(), 0.0);
-        for (ns, us, part) in [(80_000, 80, 0.5), (80_000, 200, 0.4)] {
-            sums.of[3].store(ns, Relaxed);
-            sums.threads_us.store(us, Relaxed);
-            assert!((share() - part).abs() < 1e-9, "{part}: {}", share());
-        }
+        assert!((sums.waiting(Duration::from_micros(160)).share - 0.5).abs() < 1e-9);
+        assert_eq!(sums.waiting(Duration::from_micros(1)).share, 1.0);
+    }
+
+    #[test]
+    fn a_period_is_told_to_one_when_it_has_ended() {
+        let (sums, length) = (sums(), Duration::from_micros(100));
+        sums.note_waited_until(1_000, Duration::from_micros(900));
+        let share = |now| sums.waiting_of_period(now, length).map(|(waiting, _)| waiting.share);
+        // What was before the first call counts in none.
+        assert_eq!((share(1_000), share(1_099)), (None, None));
+        sums.note_waited_until(1_080, Duration::from_micros(75));
+        let first = share(1_100).unwrap();
+        assert!((first - 0.75).abs() < 1e-9, "{first}");
+        assert_eq!((share(1_100), share(1_199), share(1_200)), (None, None, Some(0.0)));
+        // Nothing was swapped out, so nothing is said of waiting.
+        sums.note_waited_until(1_300, length);
+        let words = |now| sums.waiting_of_period(now, length).and_then(|(waiting, _)| waiting.advice("the time"));
+        assert_eq!(words(1_300), None);
+        sums.of[7].store(1, Relaxed);
+        sums.note_waited_until(1_400, length);
+        let said = "for 100% of the time at least one thread waited for memory: give it more --ram";
+        assert_eq!(words(1_400).as_deref(), Some(said));
     }
 }

@@ -1,5 +1,5 @@
 //! The end of a program, as the library's finaliser sees it: a program that `farpage run` has become says one line if
-//! it waited for most of its time, because there is no launcher to say it.
+//! its threads waited for most of the time, because there is no launcher to say it. (While it runs, a monitor does.)
 //!
 //! It says nothing that others say (`--stats`), nothing of short runs, and nothing where it would be out of place: in a
 //! process that another one of the tree has started, or when standard error is not the file any more that it was at the
@@ -10,8 +10,7 @@
 use crate::dormant::{self, FILTERED, PLAN, StartPlan};
 use crate::shared::state::engine;
 use crate::shared::warn_once::{WarningKind, warn_once_in_tree};
-use farpage_ipc::stat::Waiting;
-use farpage_ipc::tree;
+use farpage_ipc::tree::{self, Segment};
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
@@ -36,51 +35,51 @@ pub fn end_at_once() {
     }
 }
 
-/// Whether this process is to say it. A filter of the program's own may not let it.
+/// Whether nobody else says it. A filter of the program's own may not let it.
 fn is_asked(plan: &StartPlan) -> bool {
-    let is_first = tree::segment().is_some_and(|segment| segment.is_first(std::process::id()));
-    is_first && plan.stat().is_none() && !FILTERED.load(SeqCst)
+    plan.stat().is_none() && !FILTERED.load(SeqCst)
 }
 
 fn advice(plan: &StartPlan) -> Option<String> {
-    let wall = plan.begun.elapsed();
-    match tree::segment().filter(|segment| segment.header.has_several()) {
-        Some(segment) => of(segment.header.sums.waiting(wall), wall),
-        None => of(engine().filter(|engine| engine.fork.is_home())?.stat.waiting(wall), wall),
-    }
+    of(tree::segment().filter(|segment| segment.is_first(std::process::id()))?, plan.begun.elapsed())
 }
 
 /// What is said after a run that took so long.
-fn of(waiting: Waiting, wall: Duration) -> Option<String> {
-    let advice = waiting.advice().filter(|_| wall > SHORT)?;
-    Some(format!("the program {advice}; --stats says more, -q nothing"))
+fn of(segment: &Segment, wall: Duration) -> Option<String> {
+    let advice = segment.header.sums.waiting(wall).advice("the time").filter(|_| wall > SHORT)?;
+    let largest = segment.header.largest.in_words().filter(|_| segment.header.has_several());
+    Some(format!("{advice}{}; --stats says more, -q nothing", largest.unwrap_or_default()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use farpage_ipc::stat::Stat;
-    use std::sync::atomic::Ordering::Relaxed;
+    use rustix::fd::AsFd;
+    use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
     #[test]
     fn long_runs_that_waited_for_most_of_their_time_get_advice() {
+        let segment = tree::open(tree::create(64 << 20, None).unwrap().as_fd()).unwrap();
+        let sums = &segment.header.sums;
         // SAFETY: atomics only: all-zero is a valid Stat.
         let stat: Box<Stat> = Box::new(unsafe { std::mem::zeroed() });
         let seconds = Duration::from_secs;
-        let of = |stat: &Stat, wall| of(stat.waiting(wall), wall);
-        stat.fault_wait_ns.store(40_000_000_000, Relaxed);
-        let words = "the program waited for most of its time: give it more --ram; --stats says more, -q nothing";
-        assert_eq!(of(&stat, seconds(60)).as_deref(), Some(words));
-        // Of its time, and of the time of its threads.
-        assert_eq!(of(&stat, seconds(90)), None);
-        stat.fault_threads.store(2, Relaxed);
-        assert_eq!(of(&stat, seconds(60)), None);
-        // Short.
-        stat.fault_threads.store(1, Relaxed);
-        assert_eq!(of(&stat, SHORT), None);
-        [&stat.pgmajfault, &stat.pgmajfault_file].into_iter().for_each(|faults| faults.store(100, Relaxed));
-        assert!(of(&stat, seconds(60)).unwrap().contains("100% of major faults waited for files"));
-        stat.swap_full.store(1, Relaxed);
-        assert!(of(&stat, seconds(60)).unwrap().contains("the swap devices were full: more --swap"));
+        sums.note_waited(seconds(40));
+        assert_eq!(of(segment, seconds(60)), None, "nothing was swapped out");
+        let add = |counter: &AtomicU64| {
+            counter.fetch_add(1, Relaxed);
+            sums.add(&stat);
+        };
+        add(&stat.pswpout);
+        let said = |wall| of(segment, seconds(wall)).unwrap_or_default();
+        let begin = "for 67% of the time at least one thread waited for memory";
+        assert_eq!(said(60), format!("{begin}: give it more --ram; --stats says more, -q nothing"));
+        assert_eq!([said(90), said(5)], ["", ""], "little of its time, and short");
+        add(&stat.pgmajfault);
+        add(&stat.pgmajfault_file);
+        assert!(said(60).starts_with(&format!("{begin}, 100% of major faults waited for files: give it more --ram;")));
+        add(&stat.swap_full);
+        assert!(said(60).starts_with(&format!("{begin}, and the swap devices were full: more --swap")));
     }
 }

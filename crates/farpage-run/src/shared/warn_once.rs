@@ -34,6 +34,8 @@ pub enum WarningKind {
     Stuck,
     /// The program waited for most of its time.
     Waited,
+    /// It does so now.
+    Waits,
     /// The engine keeps a directory that the program has left.
     Proc,
     /// A child can write to a swap file of its parent's.

@@ -229,7 +229,8 @@ fn whatever_others_write_a_process_keeps_its_floor_and_no_sum_overflows() {
             process.share.has_donor();
             segment.header.sums.note_waited(Duration::from_micros(1));
             let waiting = segment.header.sums.waiting(Duration::from_secs(1));
-            drop((waiting.advice(), segment.header.largest.list()));
+            drop((waiting.advice(""), segment.header.largest.in_words()));
+            segment.header.sums.waiting_of_period(now_us(), Duration::from_secs(1));
             // What looks into `/proc` takes long.
             if round % 50 == 0 {
                 strangers::sweep(segment);
