@@ -92,13 +92,23 @@ class Report(Situation):
         self.assertEqual((done.returncode, done.stdout), (125, ""))
         self.assertIn("--report: cannot write /no/such/directory/page.html", done.stderr)
 
+    def in_a_browser(self, page, *colours):
+        argv = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={self.dir}/profile",
+                *colours, "--virtual-time-budget=5000", "--dump-dom", page.as_uri()]
+        return subprocess.run(argv, capture_output=True, text=True, timeout=HANG, check=True)
+
+    @unless_there("chromium")
+    def test_a_browser_says_what_all_processes_waited_and_which_were_largest(self):
+        page = self.dir / "tree.html"
+        self.run_farpage("sh", "-c", '"$@"; true', "sh", PYTHON, "-c", PROGRAM, ram="48M", options=["--report", page])
+        self.assertRegex(self.in_a_browser(page).stdout, r"for memory, all threads together, at least one for \d+% of "
+                                                         r"the time; [^<]*; largest processes: python\S* [\d.]+ MiB")
+
     @unless_there("chromium")
     def test_a_browser_draws_it(self):
         page = self.named()
         for colours in [[], ["--blink-settings=preferredColorScheme=0"]]:
-            argv = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={self.dir}/profile",
-                    *colours, "--virtual-time-budget=5000", "--dump-dom", page.as_uri()]
-            done = subprocess.run(argv, capture_output=True, text=True, timeout=HANG, check=True)
+            done = self.in_a_browser(page, *colours)
             drawn = re.search(r'<html[^>]*data-drawn="(\d+)"', done.stdout)
             self.assertIsNotNone(drawn, done.stderr[-2000:])
             self.assertGreaterEqual(int(drawn[1]), 5)

@@ -163,8 +163,13 @@ function headline(run) {
 	const how = run.signal == null ? "exit status " + run.exit_status : "killed by signal " + run.signal;
 	const peak = Math.max(0, ...run.samples.rss_anon_bytes, run.rss_anon_peak_bytes || 0);
 	const parts = [seconds(wall) + ", " + how, "at most " + bytes(peak) + " of its " + bytes(run.ram_bytes)];
-	if (waited > 0) parts.push("waited " + seconds(waited) + " for memory, all threads together");
+	const tree = run.tree || { waited_ns: 0, joined: 1, largest: [] };
+	const share = Math.min(1, tree.waited_ns / run.wall_ns).toLocaleString("en", { style: "percent" });
+	if (waited > 0) parts.push("waited " + seconds(waited) + " for memory, all threads together, at least one for "
+		+ share + " of the time");
 	parts.push(bytes(last("pswpout") * PAGE) + " swapped out and " + bytes(last("pswpin") * PAGE) + " in");
+	const largest = tree.largest.slice(0, 3).map((process) => process.name + " " + bytes(process.peak_bytes));
+	if (tree.joined > 1 && largest.length > 0) parts.push("largest processes: " + largest.join(", "));
 	return parts.join("; ");
 }
 
