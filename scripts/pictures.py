@@ -132,8 +132,7 @@ def curve(work):
     subprocess.run([FARPAGE, "size", "--json", found, "--", *argv], check=True, cwd=work, stdout=subprocess.DEVNULL)
     found = json.loads(found.read_text())
     plain, peak = found["plain_seconds"], found["peak_bytes"] / MIB
-    # Beyond that the table has guesses.
-    rows = [(row["ram_bytes"] / MIB, row["seconds"]) for row in found["rows"] if not row["extrapolated"]]
+    rows = [(row["ram_bytes"] / MIB, row["seconds"]) for row in found["rows"]]
     runs = [run for run in found["runs"] if not run["stopped"]]
     measured = [(run["ram_bytes"] / MIB, run["measured_seconds"]) for run in runs]
     most = max(s for _, s in rows + measured) * 1.1

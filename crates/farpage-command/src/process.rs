@@ -67,6 +67,23 @@ pub fn anonymous_share(pid: u32) -> u64 {
     line.trim().trim_end_matches(" kB").parse::<u64>().map_or(0, |kib| kib << 10)
 }
 
+/// Resident anonymous memory of a process and of all that descend from it, bytes.
+pub fn anonymous_with_children(pid: u32) -> u64 {
+    let mut family = vec![pid];
+    for i in 0.. {
+        let Some(parent) = family.get(i) else { break };
+        let threads = fs::read_dir(format!("/proc/{parent}/task"));
+        for thread in threads.into_iter().flatten().flatten() {
+            let children = fs::read_to_string(thread.path().join("children")).unwrap_or_default();
+            family.extend(children.split(' ').filter_map(|child| child.trim().parse::<u32>().ok()));
+        }
+    }
+    match family.len() {
+        1 => anonymous(pid),
+        _ => family.into_iter().map(anonymous_share).sum(),
+    }
+}
+
 /// A number of `/proc/PID/stat`, by its place there (`proc_pid_stat(5)`), from 4 on.
 fn stat_field(pid: u32, place: usize) -> Option<u64> {
     // Behind the name is field 3.

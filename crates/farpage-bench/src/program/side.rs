@@ -8,7 +8,7 @@ use crate::commands;
 use crate::compare::kernel::KernelSide;
 use crate::compare::side::{INTERRUPTED, SAMPLE_EVERY};
 use crate::failure::{Failure, NOT_EXECUTABLE, NOT_FOUND, OrCannot, Result, why};
-use farpage_command::process::anonymous;
+use farpage_command::process::anonymous_with_children;
 use serde_json::Value;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -72,8 +72,8 @@ pub struct Ended {
     /// Written to files by it and by the children that it has waited for, bytes; under farpage with what went to swap
     /// files.
     pub written_bytes: u64,
-    /// Most resident anonymous memory, bytes: of all its processes where there is a cgroup to count it, else of the
-    /// first one.
+    /// Most resident anonymous memory, bytes: of all its processes; under farpage, where there is no cgroup to count
+    /// it, of the first one.
     pub peak_rss_anon: u64,
     /// Most memory of the compressed pool, bytes.
     pub pool_peak_bytes: u64,
@@ -83,7 +83,7 @@ pub struct Ended {
     pub output: (u64, u64),
     /// Under farpage: whether there was an engine in the first process.
     pub managed: bool,
-    /// Under farpage: what the engine of the first process counted.
+    /// Under farpage: what the engines of all processes counted.
     pub counted: Counted,
     /// It had not ended within [`Invocation::limit`], and was ended.
     pub stopped: bool,
@@ -100,6 +100,8 @@ pub struct Counted {
     pub reads: u64,
     /// Of these, those that waited for a file.
     pub file_reads: u64,
+    /// Faults on pages that were still in memory.
+    pub minor: u64,
     /// Pages that came in from swap devices, readahead included.
     pub pages_in: u64,
     /// Pages written to swap devices.
@@ -177,7 +179,7 @@ pub fn run(program: &Invocation, pager: &Pager<'_>, meter: Option<&KernelSide>) 
         }
         // (The kernel's side must be read now and then, lest the kernel decides from stale numbers and kills.)
         let now = cgroup.and_then(KernelSide::anonymous);
-        peak = peak.max(now.unwrap_or_else(|| anonymous(child.id())));
+        peak = peak.max(now.unwrap_or_else(|| anonymous_with_children(child.id())));
         if let Some(ended) = group.ended()? {
             break ended;
         }
@@ -221,14 +223,17 @@ pub fn run(program: &Invocation, pager: &Pager<'_>, meter: Option<&KernelSide>) 
             let values = stats.map(Stats::read).unwrap_or_default();
             ended.managed = values.get("engine_started") == Some(&Value::Bool(true));
             let get = |name: &str| values.get(name).and_then(Value::as_u64).unwrap_or(0);
-            let tree = values.get("tree").and_then(|tree| tree.get("pgmajfault")).and_then(Value::as_u64);
-            ended.major_faults = tree.unwrap_or_else(|| get("pgmajfault"));
+            let tree = |name: &str| values.get("tree").and_then(|tree| tree.get(name)).and_then(Value::as_u64);
+            // One that was stopped has told the others less than it has counted.
+            let all = |name: &str| get(name).max(tree(name).unwrap_or(0));
+            ended.major_faults = tree("pgmajfault").unwrap_or_else(|| get("pgmajfault"));
             ended.counted = Counted {
-                faults: get("pgfault"),
-                reads: get("pgmajfault"),
-                file_reads: get("pgmajfault_file"),
-                pages_in: get("pswpin"),
-                pages_out: get("pswpout"),
+                faults: all("pgfault"),
+                reads: all("pgmajfault"),
+                file_reads: all("pgmajfault_file"),
+                minor: all("workingset_refault_cached"),
+                pages_in: all("pswpin"),
+                pages_out: all("pswpout"),
             };
             if cgroup.is_none() {
                 ended.peak_rss_anon = get("rss_anon_peak_bytes");

@@ -8,7 +8,7 @@ use farpage_ipc::conf;
 pub const MIB: f64 = 1048576.0;
 /// Least budget.
 pub const RAM_MIN: f64 = conf::RAM_MIN as f64;
-/// The rows go down to this part of the peak, so many of them.
+/// Budgets go down to this part of the peak; steps of the table.
 const ROW_LEAST: f64 = 0.15;
 const ROWS: i32 = 10;
 /// The knees, in multiples of the plain time.
@@ -26,10 +26,12 @@ const LESS: f64 = 0.93;
 const NEAR: f64 = 0.9;
 /// Where one takes so many times as long as the other, a third one in the middle calibrates, too.
 const WIDE: f64 = 2.5;
+/// A run is to fall short of a knee by so much, or it would be slower every other time.
+const SURE: f64 = 0.9;
 /// Budgets that differ by less are the same.
 const SAME: f64 = 0.015;
 
-/// The smallest row of the table.
+/// The smallest budget that is worth a run.
 pub fn least(peak: f64) -> f64 {
     (ROW_LEAST * peak).max(RAM_MIN)
 }
@@ -67,15 +69,15 @@ pub fn more(ram: f64, most: f64) -> Option<f64> {
 /// Two budgets that were not `measured` yet: the knee, and one between those that were.
 pub fn checks(model: &Model, measured: &[f64], peak: f64) -> Vec<f64> {
     let (low, high) = measured.iter().fold((peak, 0.0f64), |(low, high), ram| (low.min(*ram), high.max(*ram)));
-    let is_new = |ram: f64, others: &[f64]| others.iter().all(|other| (ram / other - 1.0).abs() > SAME);
+    let is_new = |ram: f64, others: &[f64]| others.iter().all(|other| !are_same(ram, *other));
     let mut chosen: Vec<f64> = Vec::new();
-    let knees = KNEES.map(|times| model.knee(times, RAM_MIN.max(low)));
+    let knees = KNEES.map(|times| model.knee(surely(times), RAM_MIN.max(low)));
     // Far from the others: between the slowest and the next one, and at last between that and the fastest.
     let next = measured.iter().copied().filter(|ram| *ram > low).fold(high, f64::min);
     let between = f64::midpoint(low, next);
     let middles = [f64::midpoint(low, high), f64::midpoint(high, peak)];
     let last = f64::midpoint(between, high);
-    let all = [knees[0], between, middles[0], middles[1], knees[1], LESS * low, LESS * LESS * low, last];
+    let all = [knees[0], knees[1], between, middles[0], middles[1], LESS * low, LESS * LESS * low, last];
     for ram in all.map(|ram| up(ram, peak)) {
         let others: Vec<f64> = measured.iter().chain(&chosen).copied().chain([peak]).collect();
         if chosen.len() < 2 && is_new(ram, &others) {
@@ -85,11 +87,16 @@ pub fn checks(model: &Model, measured: &[f64], peak: f64) -> Vec<f64> {
     chosen
 }
 
-/// The knee, if it was not `measured` yet, nor a budget that is as good.
+/// The first knee that was not `measured` yet, nor a budget that is as good.
 pub fn knee_to_check(model: &Model, measured: &[f64], peak: f64) -> Option<f64> {
     let low = measured.iter().fold(peak, |low, ram| low.min(*ram));
-    let knee = up(model.knee(KNEES[0], RAM_MIN.max(low)), peak);
-    measured.iter().chain([&peak]).all(|other| (knee / other - 1.0).abs() > SAME).then_some(knee)
+    let knees = KNEES.map(|times| up(model.knee(surely(times), RAM_MIN.max(low)), peak));
+    knees.into_iter().find(|knee| measured.iter().chain([&peak]).all(|other| !are_same(*knee, *other)))
+}
+
+/// So many times are expected of a budget that is to take no longer than `times`.
+fn surely(times: f64) -> f64 {
+    1.0 + SURE * (times - 1.0)
 }
 
 /// Whole mebibytes, at least the least budget and at most `most`.
@@ -102,13 +109,17 @@ pub fn up(ram: f64, most: f64) -> f64 {
     whole((ram / MIB).ceil() * MIB, most)
 }
 
-/// The budgets of the table, the largest first: even steps, and the knees.
-pub fn rows(peak: f64, least: f64, knees: &[(f64, f64)]) -> Vec<f64> {
+/// Even steps of the table, from the peak to the least.
+pub fn steps(peak: f64, least: f64) -> Vec<f64> {
     let step = |i: i32| whole(peak * (least / peak).powf(f64::from(i) / f64::from(ROWS - 1)), peak);
-    let mut all: Vec<f64> = (1..ROWS).map(step).chain([peak]).chain(knees.iter().map(|(_, ram)| *ram)).collect();
-    all.sort_by(|a, b| b.total_cmp(a));
+    let mut all: Vec<f64> = (1..ROWS - 1).map(step).collect();
     all.dedup();
     all
+}
+
+/// Whether what is measured with one is as good as with the other.
+pub fn are_same(ram: f64, other: f64) -> bool {
+    (ram / other - 1.0).abs() <= SAME
 }
 
 #[cfg(test)]
@@ -121,11 +132,11 @@ mod tests {
     const SLOW: f64 = SECOND_TIMES + 1.0;
 
     #[test]
-    fn budgets_go_down_to_the_least_with_the_knees_among_them() {
-        let all = rows(200.0 * MIB + 1.0, 30.0 * MIB, &[(1.5, 77.0 * MIB), (1.1, 190.0 * MIB)]);
-        assert_eq!((all[0], *all.last().unwrap(), all.len()), (200.0 * MIB + 1.0, 30.0 * MIB, 12));
-        assert!(all.is_sorted_by(|a, b| a > b) && all.contains(&(77.0 * MIB)));
-        let few = rows(24.0 * MIB, RAM_MIN, &[(1.5, RAM_MIN), (1.1, RAM_MIN)]);
+    fn steps_are_between_peak_and_least() {
+        let (peak, least) = (200.0 * MIB + 1.0, 30.0 * MIB);
+        let all = steps(peak, least);
+        assert!(all.len() == 8 && all.is_sorted_by(|a, b| a > b) && all[0] < peak && all[7] > least, "{all:?}");
+        let few = steps(24.0 * MIB, RAM_MIN);
         assert!(few.iter().all(|ram| *ram >= RAM_MIN) && few.is_sorted_by(|a, b| a > b), "{few:?}");
     }
 
@@ -150,9 +161,9 @@ mod tests {
             (1..=10u32).map(|i| (2560 * i, Counts { reads: 9000 * u64::from(10 - i), ..Counts::default() })).collect(),
         );
         let model = Model::new(curve, (1.0, 100.0 * MIB), 25600.0, 30e-6, false);
-        let knee = model.knee(KNEES[0], RAM_MIN);
-        let known = |near: f64| knee_to_check(&model, &[40.0 * MIB, near], 100.0 * MIB);
-        assert_eq!((known(50.0 * MIB), known(knee)), (Some(up(knee, 100.0 * MIB)), None));
+        let [knee, other] = KNEES.map(|times| up(model.knee(surely(times), RAM_MIN), 100.0 * MIB));
+        let known = |near: &[f64]| knee_to_check(&model, &[&[40.0 * MIB], near].concat(), 100.0 * MIB);
+        assert_eq!([known(&[50.0 * MIB]), known(&[knee]), known(&[knee, other])], [Some(knee), Some(other), None]);
     }
 
     #[test]

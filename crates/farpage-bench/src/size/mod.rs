@@ -1,28 +1,32 @@
 //! `farpage size`: how much RAM a program needs, from one recorded run and four or five measured ones.
 //!
 //! The program runs as it is, and once with `--trace`. The simulator's policy `run` says what less memory would have to
-//! do. What a fault costs here, and how much of a budget is memory, is taken from two real runs, or three. Two more,
-//! at other budgets, are predicted first and made then. A prediction that was wrong calibrates, too, and the answer
-//! that comes of it is checked again.
+//! do. What a fault costs here, and how much of a budget is memory, is taken from two real runs, or three. The budgets
+//! that would be the answer are predicted first and measured then. A prediction that was wrong calibrates, too, and the
+//! answer that comes of it is measured again. A program of several processes is not recorded: budgets are tried. The
+//! answer is always one that was measured.
 //!
 //! | module | what it owns |
 //! | --- | --- |
-//! | [`model`] | curve, calibration, knees: numbers only |
+//! | [`model`] | curve, calibration, expectations: numbers only |
 //! | [`budgets`] | which budgets are run and shown: numbers only |
+//! | [`answer`] | what was measured, as a curve and an answer: numbers only |
 //! | [`report`] | the table, JSON |
 //!
 //! Called by the command. Runs are [`crate::program`]'s, the trace is read by [`crate::trace`]. No locks: threads
 //! simulate, each a memory of its own.
 
+mod answer;
 mod budgets;
 mod model;
 mod report;
 
 use crate::compare::row::Spread;
-use crate::failure::{Failure, OrCannot, Result, why};
-use crate::program::{self, Ended, Invocation};
+use crate::failure::{Failure, OrCannot, Result, say, why};
+use crate::program::{self, Counted, Ended, Invocation};
 use crate::trace::{self, Trace};
 use crate::{output, progress};
+use answer::{Measured, Row};
 use budgets::{KNEES, RAM_MIN, up};
 use clap::Args;
 use farpage::PAGE_SIZE;
@@ -39,22 +43,24 @@ use std::time::Duration;
 
 /// What stands below the help.
 pub const EXAMPLES: &str = "\
-It runs the program seven times or so: as it is (twice), recorded, and with four or five budgets. Two or \
-    three of these say what a fault costs here. The other two are predicted first, and shown beside what was \
-    measured; where that is off, up to three more. Standard input is empty.
+It runs the program eight times or so: as it is (three times), recorded, and with four or five budgets. Two \
+    or three of these say what a fault costs here. The others are those that would be the answer: they are \
+    predicted first, and shown beside what was measured; where that is off, up to three more. All that takes 20 \
+    to 60 times as long as the program; it says so when it knows how long that is. Standard input is empty.
 
 The knee is the smallest budget at which it takes at most 1.5 times as long as with all of its memory. A \
-    second one is at 1.1 times.
+    second one is at 1.1 times. Both are budgets that were measured.
 
 Columns: the budget, also in percent of all that the program takes; seconds, and as a multiple of what it \
     takes with all memory; faults on pages that were swapped out or about to be; what comes in and goes out. ~ \
-    is less than was measured.
+    was predicted, between budgets that were measured.
 
-Only the program's first process is recorded. For programs of several processes that need memory there is \
-    farpage bench program --ram 64M,128M,256M.
+A program that starts others is measured as a whole, with up to eight budgets, and nothing is predicted. \
+    --quick runs it with half of its memory, and no more.
 
 Examples:
   farpage size -- sort -S 1G big.txt
+  farpage size --quick -- make -j4
   farpage size --rounds 3 --json size.json -- python3 train.py
   farpage size --swap file:/mnt/nvme -- ./solve input.dat";
 
@@ -71,6 +77,11 @@ const PRICE_MIN: f64 = 1e-6;
 const GOAL: f64 = 0.25;
 /// So often a wrong one is followed by another.
 const REFINED_MOST: usize = 3;
+/// How long all runs take, in multiples of the plain time: from, to.
+const ALL_RUNS: [f64; 2] = [20.0, 60.0];
+/// The budget of `--quick`, of the peak, and how long it may take, in multiples of the plain time.
+const QUICK_PART: f64 = 0.5;
+const QUICK_TIMES: f64 = 2.0;
 /// Another process whose record is this part of the first one's needs memory, too.
 const OTHERS: u64 = 10;
 
@@ -83,6 +94,9 @@ pub struct SizeArgs {
     /// How often each time is measured: medians are taken
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=100))]
     rounds: u64,
+    /// Take three times as long as the program: it runs as it is, and with half of its memory
+    #[arg(long, conflicts_with_all = ["rounds"])]
+    quick: bool,
     /// No run takes longer: what is recorded by then is taken for all
     #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..))]
     limit: u64,
@@ -94,20 +108,14 @@ pub struct SizeArgs {
     program: Vec<OsString>,
 }
 
-/// A line of the table.
-struct Row {
-    ram: f64,
-    expected: Expected,
-}
-
 /// A run that was measured.
 struct Checked {
     /// It was predicted before it was made; else it calibrates.
     check: bool,
     /// It was wrong, calibrates since, and another one was made.
     used: bool,
-    /// Seconds.
-    predicted: f64,
+    /// Seconds; `None`: nothing was predicted.
+    predicted: Option<f64>,
     /// Pages that came in.
     predicted_pages: f64,
     measured: Run,
@@ -118,7 +126,7 @@ struct Checked {
 impl Checked {
     /// How far the prediction is off, as a part of what was measured.
     fn error(&self) -> f64 {
-        self.predicted / self.measured.seconds - 1.0
+        self.predicted.map_or(0.0, |predicted| predicted / self.measured.seconds - 1.0)
     }
 
     /// The prediction was wrong, and nothing has come of it yet.
@@ -134,12 +142,11 @@ struct Found {
     /// With all memory: seconds, bytes.
     plain_s: f64,
     peak: f64,
-    trace_s: f64,
-    accesses: usize,
-    /// The trace ends before the program.
-    partial: bool,
-    /// Times the plain time, bytes.
+    recorded: Option<Record>,
+    /// Times the plain time, bytes: budgets that were measured, or the peak.
     knees: [(f64, f64); 2],
+    /// The smallest budget that was measured, bytes.
+    least: f64,
     rows: Vec<Row>,
     runs: Vec<Checked>,
 }
@@ -174,8 +181,12 @@ struct Sizing<'a> {
     options: Vec<OsString>,
     notes: Vec<String>,
     /// What the program wrote as it is.
-    output: (u64, u64),
+    output: Option<(u64, u64)>,
     steady: bool,
+    /// How long it took as it is, and most memory that it had, bytes.
+    plain: Vec<f64>,
+    peak: f64,
+    runs: Vec<Checked>,
 }
 
 impl Sizing<'_> {
@@ -187,88 +198,152 @@ impl Sizing<'_> {
             program: Invocation { limit, ..Invocation::of(&args.program) },
             options: args.swap.iter().flat_map(|spec| ["--swap".into(), spec.into()]).collect(),
             notes: Vec::new(),
-            output: (0, 0),
+            output: None,
             steady: true,
+            plain: Vec::new(),
+            peak: 0.0,
+            runs: Vec::new(),
         }
     }
 
     fn run(mut self) -> Result<Found> {
-        let (plain_s, peak) = self.plain()?;
-        let recorded = self.record(peak, plain_s)?;
-        let Recorded { curve, pages, price, partial, seconds: trace_s, accesses } = recorded;
-        let mut model = Model::new(curve, (plain_s, peak), pages, price, partial);
-        let least = budgets::least(peak);
-        let mut runs = Vec::new();
+        let first = self.as_it_is()?;
+        let from = if self.args.quick { [1.0 + QUICK_TIMES; 2] } else { ALL_RUNS.map(|times| times * self.rounds()) };
+        let [from, to] = from.map(|times| seconds((times * first).max(1.0)));
+        let all = if from == to { from } else { format!("{from} to {to}; --quick takes {}", seconds(3.0 * first)) };
+        say(format_args!("farpage size: as it is, it takes {}; all runs together take {all}", seconds(first)));
+        if self.args.quick {
+            self.plain.push(first);
+            self.quick(first)?;
+            return Ok(self.found(None, None));
+        }
+        // The first one may have had to read the program's files from a disk.
+        let begin = self.plain_rounds()?;
+        let recorded = self.record(self.peak, begin)?;
+        let model = match recorded {
+            Some((curve, pages, price, record)) => {
+                let mut model = Model::new(curve, (begin, self.peak), pages, price, record.partial);
+                self.predict(&mut model, begin)?;
+                Some((model, record))
+            }
+            None => {
+                self.notes.push(String::from("it starts others that need memory: all were measured together"));
+                self.search(begin)?;
+                None
+            }
+        };
+        let end = self.plain_rounds()?;
+        if (end / begin - 1.0).abs() > GOAL {
+            let text = format!(
+                "as it is, it took {begin:.1} s at first and {end:.1} s at the end: what else runs here changes\n\
+                 times; --rounds 3 measures more often"
+            );
+            self.notes.push(text);
+        }
+        let (model, record) = model.unzip();
+        Ok(self.found(model.as_ref(), record))
+    }
 
-        let ram = budgets::first(&model, peak);
-        let first = self.calibrate(&mut model, ram, peak, &mut runs)?;
-        let ram = budgets::second(&model, first.0, first.1 / plain_s, peak);
-        let second = self.calibrate(&mut model, ram, peak, &mut runs)?;
-        if let Some(ram) = budgets::third(first, second, peak) {
-            self.calibrate(&mut model, ram, first.0.max(second.0), &mut runs)?;
-        }
-        for ram in budgets::checks(&model, &budgets_of(&runs), peak) {
-            runs.push(self.check(&model, ram)?);
-        }
-        for _ in 0..REFINED_MOST {
-            let missed: Vec<&mut Checked> = runs.iter_mut().filter(|run| run.is_missed()).collect();
-            if missed.is_empty() {
-                break;
-            }
-            for run in missed {
-                run.used = true;
-                model.calibrate(&run.measured);
-            }
-            let Some(ram) = budgets::knee_to_check(&model, &budgets_of(&runs), peak) else { break };
-            runs.push(self.check(&model, ram)?);
-        }
-        runs.iter().filter(|run| run.is_missed()).for_each(|run| model.calibrate(&run.measured));
-        runs.sort_by_key(|run| run.check);
+    fn rounds(&self) -> f64 {
+        self.args.rounds as f64
+    }
+
+    fn found(mut self, model: Option<&Model>, recorded: Option<Record>) -> Found {
         if !self.steady {
             self.notes.push(String::from("what it writes is not the same each time: it may not do the same, either"));
         }
-
-        let knees = KNEES.map(|times| (times, up(model.knee(times, least), peak)));
-        let rows = budgets::rows(peak, least, &knees).into_iter().map(|ram| Row { ram, expected: model.expect(ram) });
-        let rows = rows.collect();
-        let program = self.args.program.iter().map(|word| word.to_string_lossy().into_owned()).collect();
-        Ok(Found { program, notes: self.notes, plain_s, peak, trace_s, accesses, partial, knees, rows, runs })
+        self.runs.sort_by_key(|run| run.check);
+        let plain_s = median(self.plain.clone());
+        let measured = self.measured(plain_s);
+        Found {
+            program: self.args.program.iter().map(|word| word.to_string_lossy().into_owned()).collect(),
+            plain_s,
+            peak: self.peak,
+            recorded,
+            knees: KNEES.map(|times| (times, measured.knee(times))),
+            least: measured.least(),
+            rows: measured.rows(model),
+            notes: self.notes,
+            runs: self.runs,
+        }
     }
 
-    /// Seconds and bytes of the program as it is.
-    fn plain(&mut self) -> Result<(f64, f64)> {
-        let meter = program::meter();
-        let mut seconds = Vec::new();
-        let mut peak = 0;
-        // Once more, so that no run has to read the program's files from a disk.
-        for round in 0..=self.args.rounds {
-            let ended = program::plain(&self.program, meter.as_ref())?;
-            if ended.stopped {
-                let text = format!("as it is, {} does not end within {} s", self.program.name(), self.args.limit);
-                return Err(Failure::new(text).help("--limit SECONDS gives it more time"));
-            }
-            if !ended.status.success() {
-                let text = format!("as it is, {} ended with {}: nothing to size", self.program.name(), ended.status);
-                return Err(Failure::new(text));
-            }
-            peak = peak.max(ended.peak_rss_anon);
-            self.steady &= round == 0 || ended.output == self.output;
-            self.output = ended.output;
-            if round > 0 {
-                seconds.push(ended.wall_s);
-            }
+    fn measured(&self, plain_s: f64) -> Measured {
+        Measured::new((plain_s, self.peak), self.runs.iter().map(|run| (run.measured, run.stopped)))
+    }
+
+    /// With half of its memory, and for no longer than it takes to know that this is too little.
+    fn quick(&mut self, plain_s: f64) -> Result<()> {
+        self.program.limit = self.program.limit.min(Some(Duration::from_secs_f64(QUICK_TIMES * plain_s)));
+        let run = self.budget(up(QUICK_PART * self.peak, self.peak))?;
+        self.runs.push(Checked::of(false, None, &run));
+        Ok(())
+    }
+
+    /// Budgets that are tried one after the other.
+    fn search(&mut self, plain_s: f64) -> Result<()> {
+        while let Some(ram) = self.measured(plain_s).next() {
+            let run = self.budget(ram)?;
+            self.runs.push(Checked::of(false, None, &run));
         }
-        let peak = peak as f64;
-        if peak < PEAK_MIN {
-            let [takes, least] = [peak, RAM_MIN].map(|bytes| size::format(bytes as u64));
+        Ok(())
+    }
+
+    /// Budgets that calibrate, and those that would be the answer.
+    fn predict(&mut self, model: &mut Model, plain_s: f64) -> Result<()> {
+        let peak = self.peak;
+        let first = self.calibrate(model, budgets::first(model, peak), peak)?;
+        let second = self.calibrate(model, budgets::second(model, first.0, first.1 / plain_s, peak), peak)?;
+        if let Some(ram) = budgets::third(first, second, peak) {
+            self.calibrate(model, ram, first.0.max(second.0))?;
+        }
+        for ram in budgets::checks(model, &budgets_of(&self.runs), peak) {
+            self.check(model, ram)?;
+        }
+        for _ in 0..REFINED_MOST {
+            for run in self.runs.iter_mut().filter(|run| run.is_missed()) {
+                run.used = true;
+                model.calibrate(&run.measured);
+            }
+            let knee = budgets::knee_to_check(model, &budgets_of(&self.runs), peak);
+            let Some(ram) = knee.or_else(|| self.measured(plain_s).between()) else { break };
+            self.check(model, ram)?;
+        }
+        self.runs.iter().filter(|run| run.is_missed()).for_each(|run| model.calibrate(&run.measured));
+        Ok(())
+    }
+
+    /// All rounds of the program as it is: the median.
+    fn plain_rounds(&mut self) -> Result<f64> {
+        let times = (0..self.args.rounds).map(|_| self.as_it_is()).collect::<Result<Vec<f64>>>()?;
+        self.plain.extend(&times);
+        Ok(median(times))
+    }
+
+    /// The program as it is: seconds.
+    fn as_it_is(&mut self) -> Result<f64> {
+        let ended = program::plain(&self.program, program::meter().as_ref())?;
+        if ended.stopped {
+            let text = format!("as it is, {} does not end within {} s", self.program.name(), self.args.limit);
+            return Err(Failure::new(text).help("--limit SECONDS gives it more time"));
+        }
+        if !ended.status.success() {
+            let text = format!("as it is, {} ended with {}: nothing to size", self.program.name(), ended.status);
+            return Err(Failure::new(text));
+        }
+        self.peak = self.peak.max(ended.peak_rss_anon as f64);
+        self.steady &= self.output.is_none_or(|output| output == ended.output);
+        self.output = Some(ended.output);
+        if self.peak < PEAK_MIN {
+            let [takes, least] = [self.peak, RAM_MIN].map(|bytes| size::format(bytes as u64));
             let name = self.program.name();
-            let text = match peak {
+            let text = match self.peak {
                 0.0 => format!("{name} ends before it can be seen what it takes: the least budget, {least}, will do"),
                 _ => format!("{name} takes no more than {takes}: the least budget, {least}, will do"),
             };
             return Err(Failure::new(text));
         }
-        Ok((median(seconds), peak))
+        Ok(ended.wall_s)
     }
 
     /// Whatever is made under farpage.
@@ -286,8 +361,9 @@ impl Sizing<'_> {
         Ok(ended)
     }
 
-    /// The recorded run, and what the simulator makes of it.
-    fn record(&mut self, peak: f64, plain_s: f64) -> Result<Recorded> {
+    /// The recorded run, and what the simulator makes of it: the curve, most pages at a time, seconds for a fault.
+    /// `None`: other processes need memory, too, and one record does not say it all.
+    fn record(&mut self, peak: f64, plain_s: f64) -> Result<Option<(Curve, f64, f64, Record)>> {
         let directory = tempfile::Builder::new().prefix("farpage-size-").tempdir_in("/var/tmp");
         let directory = directory.or_else(|_| tempfile::tempdir());
         let directory = directory.or_cannot("make a directory")?;
@@ -296,7 +372,9 @@ impl Sizing<'_> {
             self.options.iter().cloned().chain(["--trace".into(), path.clone().into_os_string()]).collect();
         progress::step("recorded: each page that it touches is a fault");
         let ended = self.managed((TRACE_PART * peak).max(RAM_MIN).floor(), &options)?;
-        self.others(directory.path(), &path)?;
+        if has_others(directory.path(), &path) {
+            return Ok(None);
+        }
         progress::step("reading the record");
         let trace = trace::read(&path)?;
         if ended.stopped {
@@ -310,31 +388,17 @@ impl Sizing<'_> {
         let pages = f64::from(live(&trace));
         let price = ((ended.wall_s - plain_s) / accesses as f64).max(PRICE_MIN);
         let curve = simulate(&trace, pages);
-        Ok(Recorded { curve, pages, price, partial: ended.stopped, seconds: ended.wall_s, accesses })
-    }
-
-    /// Refuses programs of several processes.
-    fn others(&self, directory: &Path, first: &Path) -> Result<()> {
-        let bytes = |path: &Path| fs::metadata(path).map_or(0, |found| found.len());
-        let entries = fs::read_dir(directory).map(|entries| entries.flatten().map(|entry| entry.path()));
-        let paths: Vec<PathBuf> = entries.map(Iterator::collect).unwrap_or_default();
-        let others: u64 = paths.iter().filter(|path| *path != first).map(|path| bytes(path)).sum();
-        if others * OTHERS <= bytes(first) {
-            return Ok(());
-        }
-        let text =
-            format!("{} has several processes that need memory: one record does not say it all", self.program.name());
-        Err(Failure::new(text).help("farpage bench program --ram 64M,128M,256M -- PROGRAM measures it"))
+        Ok(Some((curve, pages, price, Record { partial: ended.stopped, seconds: ended.wall_s, accesses })))
     }
 
     /// A run that calibrates; with more memory, up to `most`, if it does not end in time. The budget that it had,
     /// and its time.
-    fn calibrate(&mut self, model: &mut Model, ram: f64, most: f64, runs: &mut Vec<Checked>) -> Result<(f64, f64)> {
+    fn calibrate(&mut self, model: &mut Model, ram: f64, most: f64) -> Result<(f64, f64)> {
         let mut ram = ram;
         loop {
             let expected = model.expect(ram);
             let run = self.budget(ram)?;
-            runs.push(Checked::of(false, &expected, &run));
+            self.runs.push(Checked::of(false, Some(&expected), &run));
             if !run.stopped {
                 model.calibrate(&run.numbers);
                 return Ok((ram, run.numbers.seconds));
@@ -348,9 +412,11 @@ impl Sizing<'_> {
     }
 
     /// A run that is predicted first.
-    fn check(&mut self, model: &Model, ram: f64) -> Result<Checked> {
+    fn check(&mut self, model: &Model, ram: f64) -> Result<()> {
         let expected = model.expect(ram);
-        Ok(Checked::of(true, &expected, &self.budget(ram)?))
+        let run = self.budget(ram)?;
+        self.runs.push(Checked::of(true, Some(&expected), &run));
+        Ok(())
     }
 
     /// All rounds with a budget.
@@ -359,11 +425,12 @@ impl Sizing<'_> {
         for _ in 0..self.args.rounds {
             progress::step(format_args!("with {}", size::format(ram as u64)));
             let ended = self.managed(ram, &self.options)?;
-            let counted = ended.counted;
-            self.steady &= ended.stopped || ended.output == self.output;
-            let [pages_in, reads, file_reads] =
-                [counted.pages_in, counted.reads, counted.file_reads].map(|count| count as f64);
-            rounds.push((ended.stopped, Run { ram, seconds: ended.wall_s, pages_in, reads, file_reads }));
+            self.steady &= ended.stopped || Some(ended.output) == self.output;
+            let Counted { pages_in, pages_out, reads, file_reads, minor, .. } = ended.counted;
+            let [pages_in, pages_out, reads, file_reads, minor] =
+                [pages_in, pages_out, reads, file_reads, minor].map(|count| count as f64);
+            let run = Run { ram, seconds: ended.wall_s, pages_in, reads, file_reads, minor, pages_out };
+            rounds.push((ended.stopped, run));
             if ended.stopped {
                 break;
             }
@@ -375,21 +442,37 @@ impl Sizing<'_> {
             pages_in: of(|run| run.pages_in),
             reads: of(|run| run.reads),
             file_reads: of(|run| run.file_reads),
+            minor: of(|run| run.minor),
+            pages_out: of(|run| run.pages_out),
         };
         Ok(Budgeted { numbers, stopped: rounds.iter().any(|(stopped, _)| *stopped) })
     }
 }
 
-/// What a recorded run says.
-struct Recorded {
-    curve: Curve,
-    /// Most pages at a time.
-    pages: f64,
-    /// Seconds for a fault.
-    price: f64,
+/// A recorded run.
+struct Record {
+    /// The trace ends before the program.
     partial: bool,
     seconds: f64,
     accesses: usize,
+}
+
+/// Whether other processes than the first one need memory.
+fn has_others(directory: &Path, first: &Path) -> bool {
+    let bytes = |path: &Path| fs::metadata(path).map_or(0, |found| found.len());
+    let entries = fs::read_dir(directory).map(|entries| entries.flatten().map(|entry| entry.path()));
+    let paths: Vec<PathBuf> = entries.map(Iterator::collect).unwrap_or_default();
+    let others: u64 = paths.iter().filter(|path| *path != first).map(|path| bytes(path)).sum();
+    others * OTHERS > bytes(first)
+}
+
+/// A time as a person says it.
+fn seconds(time: f64) -> String {
+    match time {
+        ..10.0 => format!("{time:.1} s"),
+        ..120.0 => format!("{time:.0} s"),
+        _ => format!("{:.0} min", time / 60.0),
+    }
 }
 
 /// Medians of the rounds with one budget.
@@ -399,12 +482,12 @@ struct Budgeted {
 }
 
 impl Checked {
-    fn of(check: bool, expected: &Expected, run: &Budgeted) -> Checked {
+    fn of(check: bool, expected: Option<&Expected>, run: &Budgeted) -> Checked {
         Checked {
             check,
             used: false,
-            predicted: expected.seconds,
-            predicted_pages: expected.work.pages_in,
+            predicted: expected.map(|expected| expected.seconds),
+            predicted_pages: expected.map_or(0.0, |expected| expected.work.pages_in),
             measured: run.numbers,
             stopped: run.stopped,
         }

@@ -46,7 +46,8 @@ impl Work {
         }
     }
 
-    fn each(self, other: Work, f: impl Fn(f64, f64) -> f64) -> Work {
+    /// Each number by itself.
+    pub fn each(self, other: Work, f: impl Fn(f64, f64) -> f64) -> Work {
         Work {
             reads: f(self.reads, other.reads),
             minor: f(self.minor, other.minor),
@@ -126,6 +127,18 @@ pub struct Run {
     /// Faults that read, and those of them that waited for a file.
     pub reads: f64,
     pub file_reads: f64,
+    /// Faults on pages that were still there.
+    pub minor: f64,
+    /// Pages that went out.
+    pub pages_out: f64,
+}
+
+impl Run {
+    /// What it had to do.
+    pub fn work(&self) -> Work {
+        let Run { pages_in, reads, minor, pages_out, .. } = *self;
+        Work { reads, minor, first: 0.0, pages_in, pages_out }
+    }
 }
 
 /// What a measured run says of its budget.
@@ -156,8 +169,6 @@ fn price(below: &Anchor, above: &Anchor, faults: f64) -> f64 {
 pub struct Expected {
     pub seconds: f64,
     pub work: Work,
-    /// It is smaller than all that were measured.
-    pub far: bool,
 }
 
 /// A program in less memory.
@@ -231,18 +242,17 @@ impl Model {
 
     /// What is expected of a budget, bytes.
     pub fn expect(&self, ram: f64) -> Expected {
-        let far = self.anchors.last().is_none_or(|least| ram < least.ram);
         if ram >= self.peak {
-            return Expected { seconds: self.plain_s, work: Work::default(), far: false };
+            return Expected { seconds: self.plain_s, work: Work::default() };
         }
         let work = self.curve.at(self.memory(ram));
         let Some((below, above, part)) = self.around(ram) else {
             let seconds = self.plain_s + self.price * work.faults(0.0, self.before(ram));
-            return Expected { seconds, work, far };
+            return Expected { seconds, work };
         };
         let file = below.file + (above.file - below.file) * part;
         let faults = work.faults(file, self.before(ram));
-        Expected { seconds: self.plain_s + price(&below, &above, faults) * faults, work, far }
+        Expected { seconds: self.plain_s + price(&below, &above, faults) * faults, work }
     }
 
     /// The knee: the smallest budget, of `least` and more, at which the run and those in all larger ones take at most
@@ -304,7 +314,14 @@ mod tests {
         let mut model = model();
         let runs = [(80.0, 3.0, 9000.0, 100.0), (50.0, 9.0, 90000.0, 9000.0)];
         for (ram, seconds, pages_in, file_reads) in runs {
-            model.calibrate(&Run { ram: ram * MIB, seconds, pages_in, reads: pages_in / 2.0, file_reads });
+            model.calibrate(&Run {
+                ram: ram * MIB,
+                seconds,
+                pages_in,
+                reads: pages_in / 2.0,
+                file_reads,
+                ..Run::default()
+            });
         }
         for (ram, seconds, pages_in, _) in runs {
             let expected = model.expect(ram * MIB);
@@ -312,8 +329,7 @@ mod tests {
             assert!((expected.work.pages_in / pages_in - 1.0).abs() < 0.01, "{expected:?}");
         }
         let between = model.expect(65.0 * MIB);
-        assert!(between.seconds > 3.0 && between.seconds < 9.0 && !between.far, "{between:?}");
-        assert!(model.expect(40.0 * MIB).far);
+        assert!(between.seconds > 3.0 && between.seconds < 9.0, "{between:?}");
         assert_eq!(model.expect(100.0 * MIB).seconds, 2.0);
     }
 
@@ -322,7 +338,14 @@ mod tests {
         let mut model = model();
         // As much as 80 MiB would read.
         let pages_in = model.curve.at(PAGES * 0.8).pages_in;
-        model.calibrate(&Run { ram: 90.0 * MIB, seconds: 4.0, pages_in, reads: pages_in, file_reads: 0.0 });
+        model.calibrate(&Run {
+            ram: 90.0 * MIB,
+            seconds: 4.0,
+            pages_in,
+            reads: pages_in,
+            file_reads: 0.0,
+            ..Run::default()
+        });
         let close = model.expect(99.0 * MIB).work.reads;
         assert!((close - model.curve.at(PAGES * 0.89).reads).abs() < 1.0, "{close}");
         assert_eq!(model.expect(100.0 * MIB).work.reads, 0.0);
@@ -331,7 +354,14 @@ mod tests {
     #[test]
     fn a_part_of_a_trace_is_scaled_by_time() {
         let mut model = Model { partial: true, ..model() };
-        model.calibrate(&Run { ram: 50.0 * MIB, seconds: 12.0, pages_in: 1e9, reads: 1e9, file_reads: 0.0 });
+        model.calibrate(&Run {
+            ram: 50.0 * MIB,
+            seconds: 12.0,
+            pages_in: 1e9,
+            reads: 1e9,
+            file_reads: 0.0,
+            ..Run::default()
+        });
         let expected = model.expect(50.0 * MIB);
         assert!(
             (expected.seconds - 12.0).abs() < 0.01 && (expected.work.reads - 181_019.4).abs() < 1.0,
