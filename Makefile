@@ -24,7 +24,7 @@ SOAK_MB ?= 512
 SOAK_RAM ?= 128M
 
 .PHONY: all help check test-one fuzz coverage hooks run setup setup-tests build build-checked install uninstall deb \
-	wheel test-all test-install test-packages test-python test-programs test-loom test lint unit models loom tsan miri \
+	wheel dist told test-all test-install test-packages test-python test-programs test-loom test lint unit models loom tsan miri \
 	breakages stress situations programs programs-all soak bench bench-suite pictures book clean
 .NOTPARALLEL:
 
@@ -116,7 +116,7 @@ STRIPPED := $(if $(STRIP),-s --strip-program=$(STRIP))
 PAGES := crates/farpage-cli/pages
 DOCUMENTS := README.md CHANGELOG.md LICENSE-APACHE LICENSE-MIT crates/farpage-c/examples/table.c \
 	$(addprefix packaging/,60-userfaultfd.rules sysusers.conf farpage-guard.service service.conf compose.yaml \
-	Containerfile)
+	kubernetes.yaml Containerfile)
 # The pages for users, and what these show. Those for developers belong to the source.
 DOCUMENT_PAGES := docs/README.md $(wildcard docs/user/*.md docs/pictures/*)
 NOT_INSTALLED := ((docs/)?(dev|decisions|measurements)|crates|tests|python)/|CONTRIBUTING\.md
@@ -164,8 +164,11 @@ uninstall:
 		$(DESTDIR)$(DOCDIR) 2>/dev/null || true
 	$(if $(DESTDIR),,-@ldconfig 2>/dev/null || true)
 
+told:
+	@scripts/project.py
+
 ## make deb: Debian packages of the command and of the C library, in target/deb
-deb: build
+deb: build told
 	rm -rf target/deb
 	$(MAKE) --no-print-directory install DESTDIR=$(CURDIR)/target/deb/farpage PREFIX=/usr STRIP=strip \
 		LIBDIR=/usr/lib/x86_64-linux-gnu ZSHDIR=/usr/share/zsh/vendor-completions >/dev/null
@@ -173,13 +176,29 @@ deb: build
 
 ## make wheel: the Python package, in target/wheel
 WHEEL := target/wheel
-wheel: build
+wheel: build told
 	@rm -rf $(WHEEL)
 	@$(MAKE) --no-print-directory install DESTDIR=$(CURDIR)/$(WHEEL)/stage PREFIX=/usr STRIP=strip >/dev/null
+	@scripts/notices.py > $(WHEEL)/stage/third-party.txt
 	@/usr/bin/python3 -m venv $(WHEEL)/venv
 	@FARPAGE_STAGE=$(CURDIR)/$(WHEEL)/stage $(WHEEL)/venv/bin/pip --disable-pip-version-check wheel --no-deps --quiet \
 		--wheel-dir $(WHEEL) ./python
 	@ls $(WHEEL)/*.whl
+
+## make dist: the sources of the last commit with all crates, which build without network, in target/dist
+DIST := farpage-$(VERSION)
+dist: told
+	@rm -rf target/dist
+	@mkdir -p target/dist/$(DIST)
+	@git archive HEAD | tar --extract --directory target/dist/$(DIST)
+	@# What cargo vendor prints says where the crates are. The compiler is the builder's choice. Libraries of Windows are
+	@# binaries, and half of all bytes.
+	@cd target/dist/$(DIST) && rm rust-toolchain.toml && cargo vendor --locked --quiet >> .cargo/config.toml && \
+		rm -r vendor/winapi-*-pc-windows-gnu/lib
+	@tar --directory target/dist --owner=0 --group=0 --sort=name --mtime="@$$(git log -1 --format=%ct)" \
+		--create $(DIST) | gzip -n9 > target/dist/$(DIST).tar.gz
+	@rm -rf target/dist/$(DIST)
+	@ls target/dist/$(DIST).tar.gz
 
 # The package in a fresh environment, as an unprivileged user; of a release, in those of other Pythons, too.
 test-python: wheel
@@ -205,6 +224,7 @@ lint:
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --profile checked --quiet -- -D warnings
 	scripts/links.py
+	scripts/notices.py --check
 
 # The slot allocator and the swap table under loom: every interleaving of two threads with at most so many preemptions.
 LOOM_PREEMPTIONS ?= 2

@@ -4,12 +4,22 @@ FARPAGE_STAGE names the root that `make install` filled with PREFIX=/usr: `make 
 """
 
 import os
+import sys
 from pathlib import Path
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from hatchling.metadata.plugin.interface import MetadataHookInterface
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
+from project import field  # noqa: E402
 
 # What the libraries need of glibc (`auditwheel show` says it; a test compares).
 GLIBC = "2_35"
+
+
+class Addresses(MetadataHookInterface):
+    def update(self, metadata):
+        metadata["urls"] = {name: field(name) for name in ("repository", "issues") if field(name)}
 
 
 class Hook(BuildHookInterface):
@@ -25,3 +35,4 @@ class Hook(BuildHookInterface):
         build_data["shared_scripts"][str(usr / "bin" / "farpage")] = "farpage"
         library = "lib/farpage/libfarpage_preload.so"
         build_data["shared_data"][str(usr / library)] = library
+        build_data["force_include"][str(Path(stage) / "third-party.txt")] = "farpage/third-party.txt"

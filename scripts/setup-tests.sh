@@ -9,6 +9,7 @@ need sqlite3 sqlite3
 need stress-ng stress-ng
 need faketime faketime
 need groff groff-base
+need lintian lintian
 need tmux tmux
 need node nodejs
 need bwrap bubblewrap

@@ -107,7 +107,7 @@ class Install(Packages):
         library = f"lib/libfarpage.so.{VERSION}"
         documents = ["README.md", "CHANGELOG.md", "LICENSE-APACHE", "LICENSE-MIT", "table.c",
                      "60-userfaultfd.rules", "sysusers.conf", "farpage-guard.service", "service.conf", "compose.yaml",
-                     "Containerfile"]
+                     "kubernetes.yaml", "Containerfile"]
         pages = [f"docs/{name}" for name in files_below(ROOT / "docs")]
         documents += ["docs/README.md"] + [page for page in pages if page.startswith(("docs/user/", "docs/pictures/"))]
         wanted = {"bin/farpage", "lib/farpage/libfarpage_preload.so", library, "lib/libfarpage.so.0",
@@ -208,6 +208,15 @@ class Documents(unittest.TestCase):
             self.assertNotIn("example.service", done.stderr + done.stdout)
 
 
+    def test_the_schema_of_kubernetes_allows_the_example(self):
+        with tempfile.TemporaryDirectory(prefix="farpage-kubernetes-") as venv:
+            check(run(sys.executable, "-m", "venv", venv))
+            check(run(f"{venv}/bin/pip", "--disable-pip-version-check", "install", "--quiet", "kubernetes-validate"))
+            example = ROOT / "packaging" / "kubernetes.yaml"
+            told = check(run(f"{venv}/bin/kubernetes-validate", "--strict", example))
+            self.assertEqual(told.count("passed"), 2)
+
+
 class Deb(Packages):
     @classmethod
     def setUpClass(cls):
@@ -218,9 +227,9 @@ class Deb(Packages):
 
     def test_what_is_in_it(self):
         self.assertEqual([deb.name for deb in self.debs],
-                         [f"farpage_{VERSION}_amd64.deb", f"libfarpage-dev_{VERSION}_amd64.deb"])
-        command, library = ((self.dir / deb.stem) for deb in self.debs)
-        for deb, place in zip(self.debs, (command, library)):
+                         [f"{name}_{VERSION}_amd64.deb" for name in ("farpage", "libfarpage-dev", "libfarpage0")])
+        places = command, development, library = [self.dir / deb.stem for deb in self.debs]
+        for deb, place in zip(self.debs, places):
             check(run("dpkg-deb", "--raw-extract", deb, place))
         for name in ("usr/bin/farpage", "usr/lib/farpage/libfarpage_preload.so", "usr/lib/sysusers.d/farpage.conf",
                      "usr/lib/udev/rules.d/60-userfaultfd.rules", "usr/lib/systemd/system/farpage-guard.service",
@@ -229,8 +238,11 @@ class Deb(Packages):
                      *(f"usr/share/man/man1/{page}.gz" for page in MANUAL)):
             self.assertTrue((command / name).is_file(), name)
         self.assertFalse([path for path in files_below(command) if "include" in path or "pkgconfig" in path])
-        for name in ("include/farpage.h", "lib/x86_64-linux-gnu/libfarpage.so.0", "lib/x86_64-linux-gnu/libfarpage.a"):
-            self.assertTrue((library / "usr" / name).is_file(), name)
+        libraries = "usr/lib/x86_64-linux-gnu"
+        for name in ("usr/include/farpage.h", f"{libraries}/libfarpage.a", f"{libraries}/pkgconfig/farpage.pc"):
+            self.assertTrue((development / name).is_file(), name)
+        self.assertTrue((development / libraries / "libfarpage.so").is_symlink())
+        self.assertTrue((library / libraries / "libfarpage.so.0").is_file())
         self.assertEqual(dead_links(command / "usr/share/doc/farpage"), [])
         control = (command / "DEBIAN" / "control").read_text()
         self.assertRegex(control, r"\nDepends: libc6 \(>= 2\.\d\d\)")
@@ -239,6 +251,12 @@ class Deb(Packages):
             self.assertIn(name, others)
         for bits in {oct(p.lstat().st_mode & 0o7022) for p in [command, *command.rglob("*")] if not p.is_symlink()}:
             self.assertEqual(bits, "0o0")
+
+    @unittest.skipIf(shutil.which("lintian") is None, "lintian is not installed")
+    def test_lintian_finds_no_errors(self):
+        # An address for contact is the packager's to give.
+        make("deb", "MAINTAINER=A Packager <packager@debian.org>")
+        check(run("lintian", "--allow-root", "--fail-on", "error", *self.debs))
 
     def test_installed_in_a_clean_root_it_works_and_leaves_no_trace(self):
         root = self.clean_root()
@@ -330,6 +348,24 @@ class Cargo(Packages):
             with tarfile.open(crate) as archive:
                 names = {name.split("/", 1)[1] for name in archive.getnames()}
             self.assertLessEqual({"README.md", "LICENSE-APACHE", "LICENSE-MIT", "Cargo.toml"}, names, crate.name)
+
+
+class Source(Packages):
+    def test_the_archive_needs_no_network(self):
+        make("dist")
+        with tarfile.open(TARGET / "dist" / f"farpage-{VERSION}.tar.gz") as archive:
+            archive.extractall(self.dir, filter="fully_trusted")
+        source = self.dir / f"farpage-{VERSION}"
+        kept = {name: value for name, value in os.environ.items() if name != "CARGO_TARGET_DIR"}
+        # Nothing that was downloaded before, and no network.
+        environment = kept | {"CARGO_HOME": str(self.dir / "cargo"), "PROFILE": "release"}
+        alone = ["unshare", "--net"] if os.geteuid() == 0 else []
+        cargo = check(run("rustc", "--print", "sysroot")).strip() + "/bin"
+        environment["PATH"] = f"{cargo}:{environment['PATH']}"
+        check(run(*alone, "cargo", "metadata", "--format-version=1", "--locked", cwd=source, env=environment))
+        if PROFILE == "release":
+            check(run(*alone, "make", "build", cwd=source, env=environment))
+            check(run(source / "target" / "release" / "farpage", "--version"))
 
 
 if __name__ == "__main__":
