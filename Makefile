@@ -191,10 +191,11 @@ dist: told
 	@rm -rf target/dist
 	@mkdir -p target/dist/$(DIST)
 	@git archive HEAD | tar --extract --directory target/dist/$(DIST)
-	@# What cargo vendor prints says where the crates are. The compiler is the builder's choice. Libraries of Windows are
-	@# binaries, and half of all bytes.
-	@cd target/dist/$(DIST) && rm rust-toolchain.toml && cargo vendor --locked --quiet >> .cargo/config.toml && \
-		rm -r vendor/winapi-*-pc-windows-gnu/lib
+	@# The compiler is the builder's choice. Libraries of Windows are binaries, and half of all bytes.
+	@cd target/dist/$(DIST) && rm rust-toolchain.toml && cargo vendor --locked --quiet && \
+		rm -r vendor/winapi-*-pc-windows-gnu/lib && \
+		printf '\n[source.crates-io]\nreplace-with = "vendored"\n\n[source.vendored]\ndirectory = "vendor"\n' \
+			>> .cargo/config.toml
 	@tar --directory target/dist --owner=0 --group=0 --sort=name --mtime="@$$(git log -1 --format=%ct)" \
 		--create $(DIST) | gzip -n9 > target/dist/$(DIST).tar.gz
 	@rm -rf target/dist/$(DIST)
