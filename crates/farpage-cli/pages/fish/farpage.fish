@@ -28,6 +28,7 @@ complete -c farpage -n "__fish_farpage_needs_command" -s h -l help -d 'Print hel
 complete -c farpage -n "__fish_farpage_needs_command" -s V -l version -d 'Print version'
 complete -c farpage -n "__fish_farpage_needs_command" -f -a "run" -d 'Run a program under a RAM budget'
 complete -c farpage -n "__fish_farpage_needs_command" -f -a "attach" -d 'Put a running program, and whatever it starts from then on, under a RAM budget'
+complete -c farpage -n "__fish_farpage_needs_command" -f -a "detach" -d 'Bring a process that was attached to back into RAM, and let it go on without farpage'
 complete -c farpage -n "__fish_farpage_needs_command" -f -a "guard" -d 'Watch memory, and put the largest program under a budget before the kernel kills one'
 complete -c farpage -n "__fish_farpage_needs_command" -f -a "park" -d 'Swap out as much as possible of an idle program and of all processes in its tree'
 complete -c farpage -n "__fish_farpage_needs_command" -f -a "unpark" -d 'Bring a parked program back into RAM before it is used'
@@ -55,9 +56,11 @@ complete -c farpage -n "__fish_farpage_using_subcommand run" -l trace -d 'Record
 complete -c farpage -n "__fish_farpage_using_subcommand run" -l verify -d 'Keep a checksum of every swapped-out page, and abort on a mismatch'
 complete -c farpage -n "__fish_farpage_using_subcommand run" -l stats -d 'Print a table of counters at the end'
 complete -c farpage -n "__fish_farpage_using_subcommand run" -s v -l verbose -d 'Say on stderr what is being done'
-complete -c farpage -n "__fish_farpage_using_subcommand run" -s q -l quiet -d 'No warnings, and no last line'
+complete -c farpage -n "__fish_farpage_using_subcommand run" -s q -l quiet -d 'No warnings, and nothing of waiting'
 complete -c farpage -n "__fish_farpage_using_subcommand run" -l force -d 'Try what farpage would refuse: static, setuid or foreign programs, older kernels'
 complete -c farpage -n "__fish_farpage_using_subcommand run" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c farpage -n "__fish_farpage_using_subcommand attach" -l unit -d 'Attach to every process of this systemd unit, found by its cgroup, under one budget' -r
+complete -c farpage -n "__fish_farpage_using_subcommand attach" -l cgroup -d 'Attach to every process of this cgroup and of those below it, under one budget' -r -F
 complete -c farpage -n "__fish_farpage_using_subcommand attach" -s m -l ram -l memory -d 'Budget for resident anonymous memory of the process and of what it starts. The same: --memory' -r
 complete -c farpage -n "__fish_farpage_using_subcommand attach" -l swap -d 'Swap device [default: zram, then file:/var/tmp]' -r
 complete -c farpage -n "__fish_farpage_using_subcommand attach" -l readahead -d 'Readahead, parts separated by commas: none, stream, vma or slot; page_cluster=N (at most 2^N pages at a time); vma_ra_enabled=0|1; exact (pages wait for their touch, so that hits are exact) [default: stream,page_cluster=5]' -r
@@ -69,6 +72,7 @@ complete -c farpage -n "__fish_farpage_using_subcommand attach" -l tree -d 'Also
 complete -c farpage -n "__fish_farpage_using_subcommand attach" -l verify -d 'Keep a checksum of every swapped-out page, and abort on a mismatch'
 complete -c farpage -n "__fish_farpage_using_subcommand attach" -s v -l verbose -d 'Say on stderr what is being done'
 complete -c farpage -n "__fish_farpage_using_subcommand attach" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c farpage -n "__fish_farpage_using_subcommand detach" -s h -l help -d 'Print help'
 complete -c farpage -n "__fish_farpage_using_subcommand guard" -l cgroup -d 'Watch this memory cgroup and those below it, where they have limits; may be repeated [default: the cgroup that limits this process, else the machine]' -r -F
 complete -c farpage -n "__fish_farpage_using_subcommand guard" -l keep -d 'Memory to keep free, a size or a percentage: act when less is free, or will be within a second' -r
 complete -c farpage -n "__fish_farpage_using_subcommand guard" -l only -d 'Only programs that match RULE, or another --only' -r
@@ -114,6 +118,7 @@ complete -c farpage -n "__fish_farpage_using_subcommand size" -l swap -d 'Swap d
 complete -c farpage -n "__fish_farpage_using_subcommand size" -l rounds -d 'How often each time is measured: medians are taken' -r
 complete -c farpage -n "__fish_farpage_using_subcommand size" -l limit -d 'No run takes longer: what is recorded by then is taken for all' -r
 complete -c farpage -n "__fish_farpage_using_subcommand size" -l json -d 'Write the result to FILE as JSON (-: to standard output, without the table)' -r -F
+complete -c farpage -n "__fish_farpage_using_subcommand size" -l quick -d 'Take three times as long as the program: it runs as it is, and with half of its memory'
 complete -c farpage -n "__fish_farpage_using_subcommand size" -s h -l help -d 'Print help'
 complete -c farpage -n "__fish_farpage_using_subcommand bench; and not __fish_seen_subcommand_from program" -s h -l help -d 'Print help'
 complete -c farpage -n "__fish_farpage_using_subcommand bench; and not __fish_seen_subcommand_from program" -f -a "program" -d 'A program of yours on the kernel\'s swap and under farpage, with equal memory'

@@ -13,7 +13,7 @@ struct Words {
 }
 
 /// The first one that fits.
-const PAGES: [Words; 16] = [
+const PAGES: [Words; 17] = [
     Words {
         name: "farpage-run",
         description: "\
@@ -38,6 +38,14 @@ Puts the running process PID, and everything that it starts from then on, under 
 The user must be allowed to trace the process: see ptrace(2) and /proc/sys/kernel/yama/ptrace_scope.",
         environment: PRELOAD,
         files: RUN_FILES,
+    },
+    Words {
+        name: "farpage-detach",
+        description: "\
+Brings all memory of the process PID in, which was attached to, and lets it go on without farpage. It has to fit into \
+    RAM. Where it cannot be let go, the command says why, and the process stays as it is.",
+        environment: "",
+        files: "",
     },
     Words {
         name: "farpage-guard",
@@ -168,6 +176,8 @@ Begin with farpage doctor, which says whether it works here, and farpage run.",
 ];
 
 const RUN_ENVIRONMENT: &str = "\
+FARPAGE_RAM, FARPAGE_SWAP
+    what --ram and --swap are where they are not given; devices are separated by semicolons
 FARPAGE_DISABLE
     anything but 0 or nothing: the program runs without a budget, to find out whether farpage is the cause of \
     something
@@ -189,6 +199,8 @@ FARPAGE_REDIS_PASSWORD
     password of the server, unless password-file= names a file";
 
 const RUN_FILES: &str = "\
+$XDG_CONFIG_HOME/farpage.conf or ~/.config/farpage.conf, then /etc/farpage.conf
+    defaults of farpage run: ram = \"512M\", a line for each option, in TOML
 /dev/userfaultfd
     must be open to the user, who otherwise has to be root
 /var/tmp
