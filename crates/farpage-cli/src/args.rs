@@ -168,7 +168,7 @@ pub enum Command {
     /// Put a running program, and whatever it starts from then on, under a RAM budget
     #[command(after_help = ATTACH_EXAMPLES)]
     Attach(AttachArgs),
-/// Bring a process that was attached to back into RAM, and let it go on without farpage
+    /// Bring a process that was attached to back into RAM, and let it go on without farpage
     Detach(DetachArgs),
     /// Watch memory, and put the largest program under a budget before the kernel kills one
     #[command(after_help = GUARD_EXAMPLES)]
