@@ -327,7 +327,9 @@ impl TreeShare {
         }
         let said = TreeSnapshot::of(self.mine, segment);
         // What is already being given is on its way.
-        let over = segment.claimed() as i64 - segment.budget() as i64 - said.giving;
+        // (In the sum, a claim counts four times the budget at most. Without a budget, claims were larger than any.)
+        let claimed = segment.claimed().max(self.mine.claim.held());
+        let over = claimed as i64 - segment.budget() as i64 - said.giving;
         let demand = over + said.wanted.min(segment.budget()) as i64;
         let is_mine = said.oldest.is_some_and(|(m, _)| std::ptr::eq(m, self.mine));
         if demand <= 0 || !is_mine {
