@@ -7,7 +7,7 @@ use super::target::Target;
 use super::tracee::{Refused, Tracee};
 use super::{filter, pass, symbols, userfaultfds};
 use crate::failure::{Failure, OrCannot, Result, say};
-use crate::preload;
+use crate::{preload, process};
 use farpage_run::probe;
 use farpage_run::shared::outcome::{StartFailure, StartOutcome};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -217,6 +217,9 @@ fn borrow(target: &Target) -> Result<Tracee<'_>> {
         }
         if target.memory.read(target.system_call, &mut [0]).is_err() {
             return Err(target.refuse("it has ended, or become another program"));
+        }
+        if process::is_stopped(target.pid) {
+            return Err(target.refuse_stopped());
         }
         if since.elapsed() > SEARCH_MAX {
             let why = "none of its threads came to a place where it can load a library";

@@ -153,6 +153,11 @@ impl Target {
         self.mappings.iter().find(|m| m.file_name().contains("libfarpage_preload") && m.offset == 0)
     }
 
+    /// A refusal of this process, because it is stopped.
+    pub fn refuse_stopped(&self) -> Failure {
+        self.refuse("it is stopped").help(format!("kill -CONT {}", self.pid))
+    }
+
     /// A refusal of this process, which has the library and no tree.
     pub fn refuse_again(&self) -> Failure {
         self.refuse("farpage's library is in it already, and begins once only").help("start the program anew")

@@ -87,7 +87,7 @@ const BASH: &str = r#"_farpage() {
             COMPREPLY=($(compgen -W "zram file: nbd:// redis://" -- "$cur"))
             return
             ;;
-        attach|park|set|stat|unpark)
+        attach|detach|park|set|stat|unpark)
             if [[ "$cur" != -* && "$COMP_CWORD" -eq 2 ]]; then
                 COMPREPLY=($(compgen -W "$(cd /proc && echo [0-9]*)" -- "$cur"))
                 return
@@ -105,7 +105,7 @@ const FISH: &str = r#"function __farpage_program
     complete -C "$program"
 end
 complete -c farpage -n "contains -- -- (commandline -opc)" -f -k -a "(__farpage_program)"
-complete -c farpage -n "__fish_farpage_using_subcommand attach; or __fish_farpage_using_subcommand park; or __fish_farpage_using_subcommand unpark; or __fish_farpage_using_subcommand set; or __fish_farpage_using_subcommand stat" -x -a "(__fish_complete_pids)"
+complete -c farpage -n "__fish_farpage_using_subcommand attach; or __fish_farpage_using_subcommand detach; or __fish_farpage_using_subcommand park; or __fish_farpage_using_subcommand unpark; or __fish_farpage_using_subcommand set; or __fish_farpage_using_subcommand stat" -x -a "(__fish_complete_pids)"
 complete -c farpage -l swap -x -a "zram file: nbd:// redis://"
 "#;
 
