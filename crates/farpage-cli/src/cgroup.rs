@@ -1,7 +1,7 @@
 //! Memory cgroups, v1 and v2: the limit of this process, the smallest one on the way to the root; what one has.
 //!
-//! Callers: [`crate::budget`], [`crate::guard`], which watches them, and [`crate::attach`], for the processes of one. No
-//! locks.
+//! Callers: [`crate::budget`], [`crate::guard`], which watches them, and [`crate::attach`], for the processes of one.
+//! No locks.
 
 use crate::process;
 use farpage_base::sys::escape::unescape;

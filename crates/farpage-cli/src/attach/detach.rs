@@ -1,7 +1,7 @@
 //! `farpage detach`: a process that was attached to is brought in, and goes on without farpage.
 //!
-//! The engine does it (`farpage_run::monitor`'s `detach`), told by a word in the process's place in its tree, and leaves
-//! the tree. That can be taken back until it has. Then a borrowed thread closes what the process was given.
+//! The engine does it (`farpage_run::monitor`'s `detach`), told by a word in the process's place in its tree, and
+//! leaves the tree. That can be taken back until it has. Then a borrowed thread closes what the process was given.
 //!
 //! Caller: `main`. No locks.
 

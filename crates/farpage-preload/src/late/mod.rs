@@ -85,9 +85,9 @@ pub extern "C" fn farpage_wake() {
     farpage_run::lifecycle::start::wake_now();
 }
 
-/// The process has been detached (`farpage_run::monitor`), or is small: it goes on as if this library were not there, as
-/// far as that can be. What it starts is started without, and the descriptors that it was given are closed. 0: it is so;
-/// 1: it has an engine. `farpage detach` calls it, through a thread that it borrows.
+/// The process has been detached (`farpage_run::monitor`), or is small: it goes on as if this library were not there,
+/// as far as that can be. What it starts is started without, and the descriptors that it was given are closed. 0: it is
+/// so; 1: it has an engine. `farpage detach` calls it, through a thread that it borrows.
 #[unsafe(no_mangle)]
 pub extern "C" fn farpage_detach() -> c_int {
     if !late::detach() {

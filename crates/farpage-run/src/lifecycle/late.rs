@@ -107,8 +107,8 @@ pub fn prepare(configuration: &str, device: c_int, segment: c_int) -> Result<Pre
     Ok(Prepared { conf, files, variables })
 }
 
-/// The process has been detached, or has no engine: it belongs to no tree from now on, and gets no engine. False: it has
-/// one, or one is being started. On a program thread.
+/// The process has been detached, or has no engine: it belongs to no tree from now on, and gets no engine. False: it
+/// has one, or one is being started. On a program thread.
 pub fn detach() -> bool {
     const ENDS: Duration = Duration::from_secs(1);
     if !dormant::goes_off() {

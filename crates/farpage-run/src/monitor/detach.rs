@@ -1,8 +1,8 @@
 //! `farpage detach`: all memory of the process comes in, its engine ends, and it leaves its tree.
 //!
 //! ```text
-//!   the word in its place in the tree --monitor--> detaching --pager: all is let go--> its threads end, the monitor last
-//!                                    <--the word is taken back: managed as before--'
+//!   the word in its place in the tree --monitor--> detaching --pager: all is let go--> its threads end
+//!                 managed as before <--it is taken back--'
 //! ```
 //! The engine itself stays, as one that has retired: program threads may have it in their hands. Its memory goes. With
 //! the last thread its descriptors are closed, and with the userfaultfds all registrations go.
