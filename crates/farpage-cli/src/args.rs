@@ -367,7 +367,7 @@ pub struct RunArgs {
     /// Say on stderr what is being done
     #[arg(short, long)]
     pub verbose: bool,
-    /// No warnings, and nothing of waiting
+    /// No warnings, and no line about waiting
     ///
     /// Else it is said that the program mostly waits for memory, once while it runs and at its end.
     #[arg(short, long, conflicts_with = "verbose")]

@@ -135,7 +135,7 @@ impl Arena {
     pub unsafe fn give_back(&self) {
         // SAFETY: caller's promise; a table of zeros has no words.
         unsafe {
-            empty(&[self.table.base..self.table.end()]);
+            empty(std::slice::from_ref(&(self.table.base..self.table.end())));
             self.close_but(self.table);
         }
     }

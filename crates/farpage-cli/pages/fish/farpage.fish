@@ -56,7 +56,7 @@ complete -c farpage -n "__fish_farpage_using_subcommand run" -l trace -d 'Record
 complete -c farpage -n "__fish_farpage_using_subcommand run" -l verify -d 'Keep a checksum of every swapped-out page, and abort on a mismatch'
 complete -c farpage -n "__fish_farpage_using_subcommand run" -l stats -d 'Print a table of counters at the end'
 complete -c farpage -n "__fish_farpage_using_subcommand run" -s v -l verbose -d 'Say on stderr what is being done'
-complete -c farpage -n "__fish_farpage_using_subcommand run" -s q -l quiet -d 'No warnings, and no last line'
+complete -c farpage -n "__fish_farpage_using_subcommand run" -s q -l quiet -d 'No warnings, and no line about waiting'
 complete -c farpage -n "__fish_farpage_using_subcommand run" -l force -d 'Try what farpage would refuse: static, setuid or foreign programs, older kernels'
 complete -c farpage -n "__fish_farpage_using_subcommand run" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c farpage -n "__fish_farpage_using_subcommand attach" -l unit -d 'Attach to every process of this systemd unit, found by its cgroup, under one budget' -r
@@ -118,6 +118,7 @@ complete -c farpage -n "__fish_farpage_using_subcommand size" -l swap -d 'Swap d
 complete -c farpage -n "__fish_farpage_using_subcommand size" -l rounds -d 'How often each time is measured: medians are taken' -r
 complete -c farpage -n "__fish_farpage_using_subcommand size" -l limit -d 'No run takes longer: what is recorded by then is taken for all' -r
 complete -c farpage -n "__fish_farpage_using_subcommand size" -l json -d 'Write the result to FILE as JSON (-: to standard output, without the table)' -r -F
+complete -c farpage -n "__fish_farpage_using_subcommand size" -l quick -d 'Take three times as long as the program: it runs as it is, and with half of its memory'
 complete -c farpage -n "__fish_farpage_using_subcommand size" -s h -l help -d 'Print help'
 complete -c farpage -n "__fish_farpage_using_subcommand bench; and not __fish_seen_subcommand_from program" -s h -l help -d 'Print help'
 complete -c farpage -n "__fish_farpage_using_subcommand bench; and not __fish_seen_subcommand_from program" -f -a "program" -d 'A program of yours on the kernel\'s swap and under farpage, with equal memory'

@@ -42,8 +42,10 @@ The user must be allowed to trace the process: see ptrace(2) and /proc/sys/kerne
     Words {
         name: "farpage-detach",
         description: "\
-Brings all memory of the process PID in, which was attached to, and lets it go on without farpage. It has to fit into \
-    RAM. Where it cannot be let go, the command says why, and the process stays as it is.",
+Brings all memory of the process PID back into RAM and lets it go on without farpage. The process was attached to, or \
+    forked by one that was. Its engine ends and its descriptors are closed; the library stays loaded and does nothing. \
+    What the process starts from then on is started without farpage; what it has started before stays within the \
+    budget. Where there is no room for its memory, or a device does not answer, the process stays as it was.",
         environment: "",
         files: "",
     },
