@@ -2,6 +2,7 @@
 
 import os
 import pty
+import sys
 import threading
 import unittest
 
@@ -54,9 +55,8 @@ class Messages(Situation):
         # They are kept for who looks.
         self.assertIn("messages not written", done.stdout)
 
-    def test_progress_is_shown_on_a_terminal_only_and_goes(self):
-        argv = [FARPAGE, "bench", "program", "--no-kernel", "--ram", "32M", "--rounds", "1", "--", "sleep", "1.5"]
-        self.assertEqual(self.run_plain(*argv).stderr, "")
+    def on_terminal(self, *argv):
+        """What comes of a command whose standard error is a terminal, and what is on that."""
         terminal, end = pty.openpty()
         shown = []
 
@@ -76,13 +76,26 @@ class Messages(Situation):
             os.close(end)
             reader.join()
             os.close(terminal)
-        text = b"".join(shown).decode()
+        return done, b"".join(shown).decode()
+
+    def test_progress_is_shown_on_a_terminal_only_and_goes(self):
+        argv = [FARPAGE, "bench", "program", "--no-kernel", "--ram", "32M", "--rounds", "1", "--", "sleep", "1.5"]
+        self.assertEqual(self.run_plain(*argv).stderr, "")
+        done, text = self.on_terminal(*argv)
         self.assertEqual(done.returncode, 0, text)
         self.assertIn("sleep: ", done.stdout)
         self.assertIn("farpage bench program, ", text)
         self.assertIn("sleep with 32.0 MiB, round 1 of 1", text)
         # The line is taken away, and nothing comes after it.
         self.assertRegex(text, r"\r\x1b\[2?K$")
+
+    def test_on_a_terminal_it_is_said_once_that_swapping_has_begun(self):
+        fills = "kept = [bytes([i]) * 1_000_000 for i in range(1, 80)]"
+        both = f'{sys.executable} -c "{fills}"; {sys.executable} -c "{fills}"'
+        for options, times in [(["32M"], 1), (["32M", "-q"], 0), (["1G"], 0)]:
+            done, text = self.on_terminal(FARPAGE, "run", "--ram", *options, "--", "sh", "-c", both)
+            self.assertEqual((done.returncode, text.count("swapping has begun")), (0, times), text)
+        self.assertEqual(self.run_farpage("sh", "-c", both, ram="32M").stderr, "")
 
 
 if __name__ == "__main__":

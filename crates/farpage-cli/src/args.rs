@@ -367,9 +367,10 @@ pub struct RunArgs {
     /// Say on stderr what is being done
     #[arg(short, long)]
     pub verbose: bool,
-    /// No warnings, and no line about waiting
+    /// No warnings, and no lines about swapping and waiting
     ///
-    /// Else it is said that the program mostly waits for memory, once while it runs and at its end.
+    /// Without it, a line says on a terminal that swapping has begun, and others that the program mostly waits for
+    /// memory, once while it runs and once at its end.
     #[arg(short, long, conflicts_with = "verbose")]
     pub quiet: bool,
     /// Try what farpage would refuse: static, setuid or foreign programs, older kernels

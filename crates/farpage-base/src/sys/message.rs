@@ -72,12 +72,29 @@ pub fn begin_messages(late: bool, unsaid: fn(&[u8])) {
     if STANDARD_ERROR[0].compare_exchange(0, device, Relaxed, Relaxed).is_ok() {
         STANDARD_ERROR[1].store(inode, Relaxed);
         UNSAID.store(unsaid as usize, Relaxed);
+        ON_TERMINAL.store(is_terminal(fd), Relaxed);
     }
 }
 
 fn is_standard_error(fd: &BorrowedFd<'_>) -> bool {
     let [device, inode] = [0, 1].map(|i| STANDARD_ERROR[i].load(Relaxed));
     device == 0 || FileId::of(*fd) == Ok(FileId { device, inode })
+}
+
+/// Whether messages are written to a terminal, as far as the kind of the file says: to ask it is a call that a filter of
+/// the program's own may not allow.
+pub fn is_on_terminal() -> bool {
+    ON_TERMINAL.load(Relaxed)
+}
+
+static ON_TERMINAL: AtomicBool = AtomicBool::new(false);
+
+fn is_terminal(fd: BorrowedFd<'_>) -> bool {
+    use rustix::fs::{FileType, fstat, major};
+    // `/dev/null` and its like.
+    const MEMORY: u32 = 1;
+    let is_character_device = |stat: &rustix::fs::Stat| FileType::from_raw_mode(stat.st_mode).is_char_device();
+    fstat(fd).is_ok_and(|stat| is_character_device(&stat) && major(stat.st_rdev) != MEMORY)
 }
 
 /// Whether a file is one that lines are written to: no file of data, which is read, too, or written in other places

@@ -56,7 +56,7 @@ complete -c farpage -n "__fish_farpage_using_subcommand run" -l trace -d 'Record
 complete -c farpage -n "__fish_farpage_using_subcommand run" -l verify -d 'Keep a checksum of every swapped-out page, and abort on a mismatch'
 complete -c farpage -n "__fish_farpage_using_subcommand run" -l stats -d 'Print a table of counters at the end'
 complete -c farpage -n "__fish_farpage_using_subcommand run" -s v -l verbose -d 'Say on stderr what is being done'
-complete -c farpage -n "__fish_farpage_using_subcommand run" -s q -l quiet -d 'No warnings, and no line about waiting'
+complete -c farpage -n "__fish_farpage_using_subcommand run" -s q -l quiet -d 'No warnings, and no lines about swapping and waiting'
 complete -c farpage -n "__fish_farpage_using_subcommand run" -l force -d 'Try what farpage would refuse: static, setuid or foreign programs, older kernels'
 complete -c farpage -n "__fish_farpage_using_subcommand run" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c farpage -n "__fish_farpage_using_subcommand attach" -l unit -d 'Attach to every process of this systemd unit, found by its cgroup, under one budget' -r

@@ -32,7 +32,7 @@ use crate::shared::start_error::StartError;
 use crate::shared::state::{Engine, give_up, show_engine};
 use crate::shared::warn_once::{WarningKind, warn_once_in_tree};
 use crate::shared::{given_uffds, uffd_device};
-use farpage_base::sys::message::{message, warn};
+use farpage_base::sys::message::{is_on_terminal, message, warn};
 use farpage_base::sys::privilege::Privileges;
 use farpage_base::sys::proc::{Proc, Reach, reach, stack_start};
 use farpage_base::sys::thread::{begin_thread, close_all_but, exit_thread};
@@ -58,6 +58,8 @@ pub struct Monitor {
     approach: Approach,
     /// Activation failed; said once.
     failed: bool,
+    /// It has swapped something out; said once.
+    swaps: bool,
     division: BudgetDivision,
     member: Membership,
     scan: Scan,
@@ -174,6 +176,7 @@ impl Monitor {
             statm,
             approach: Approach::default(),
             failed: false,
+            swaps: false,
             division: BudgetDivision::new(e),
             member: Membership::new(e, is_child, resident, now),
             scan,
@@ -344,6 +347,7 @@ impl Monitor {
             }
             self.scan.look_after(e, rss);
         }
+        self.say_that_it_swaps();
         self.division.turn(e);
         if let Some(warning) = e.space.take_warning() {
             warn(&warning);
@@ -360,6 +364,18 @@ impl Monitor {
             e.kick_pager();
         }
         self.activity.pause(e, &self.member, gives, rss)
+    }
+
+    /// On a terminal: else nothing is said until it is slow.
+    fn say_that_it_swaps(&mut self) {
+        if self.swaps || self.e.conf.quiet || self.e.stat.pswpout.load(Relaxed) == 0 {
+            return;
+        }
+        self.swaps = true;
+        if is_on_terminal() {
+            let text = "the budget is used up, so swapping has begun; farpage top shows it, -q: without this line";
+            warn_once_in_tree(WarningKind::Swaps, text);
+        }
     }
 
     fn activate(&mut self) {

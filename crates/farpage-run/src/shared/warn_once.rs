@@ -44,6 +44,8 @@ pub enum WarningKind {
     NoPlace,
     /// All together have more than the budget, and none can give any more.
     Exceeded,
+    /// Swapping has begun, on a terminal.
+    Swaps,
 }
 
 /// What this process, or one that it was forked from, has said.
