@@ -122,6 +122,16 @@ class Detach(Holding):
         self.detach(process.pid)
         self.assertEqual(self.ask(process, "digest"), "True")
 
+    @unless_root
+    def test_one_for_which_there_is_no_room(self):
+        group = self.cgroup("memory", memory_limit_in_bytes=150 * MIB)
+        process = self.holder(preexec_fn=self.enter(group))
+        self.attach(process.pid, ram="64M")
+        self.assertEqual(self.ask(process, "grow 12000"), "grown")
+        self.refused(process.pid, rf"swapped out, and its memory cgroup \({group}\) has .* left")
+        self.assertEqual(self.ask(process, "digest"), "True")
+        self.assertIn(process.pid, self.members())
+
     def test_who_is_refused(self):
         process = self.holder()
         self.refused(process.pid, "does not run under")
