@@ -353,8 +353,7 @@ class Cargo(Packages):
 class Source(Packages):
     def test_the_archive_needs_no_network(self):
         make("dist")
-        with tarfile.open(TARGET / "dist" / f"farpage-{VERSION}.tar.gz") as archive:
-            archive.extractall(self.dir, filter="fully_trusted")
+        check(run("tar", "--extract", "--file", TARGET / "dist" / f"farpage-{VERSION}.tar.gz", "--directory", self.dir))
         source = self.dir / f"farpage-{VERSION}"
         kept = {name: value for name, value in os.environ.items() if name != "CARGO_TARGET_DIR"}
         # Nothing that was downloaded before, and no network.
