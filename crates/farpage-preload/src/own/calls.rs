@@ -219,7 +219,7 @@ mod tests {
     #[test]
     fn an_error_s_text_fits_its_buffer() {
         let mut bytes = [b'x' as c_char; 8];
-        for (len, wanted) in [(8, c"No such"), (4, c"No "), (1, c"")] {
+        for (len, wanted) in [(8, c"no such"), (4, c"no "), (1, c"")] {
             // SAFETY: `len` bytes of the array.
             unsafe { strerror_r(libc::ENOENT, bytes.as_mut_ptr(), len) };
             // SAFETY: ends within `len`.
