@@ -32,14 +32,14 @@ class Devices(Situation):
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         self.assertLess(int(done.stdout), 24)
         told = self.run_plain(*self.launch, "-v", "--", *self.sandbox, *self.fill)
-        self.assertIn("Read-only file system", told.stderr)
+        self.assertIn("read-only file system", told.stderr)
         self.assertIn("going on with compressed memory only", told.stderr)
 
     def test_devices_that_were_asked_for_are_refused_or_said_to_be_left_out(self):
         asked = ["--swap", "zram", "--swap", "file:/var/tmp,prio=1"]
         done = self.run_plain(*self.sandbox, *self.launch, *asked, "--", "true")
         self.assertEqual((done.returncode, done.stdout), (125, ""))
-        self.assertIn("Read-only file system", done.stderr)
+        self.assertIn("read-only file system", done.stderr)
         done = self.run_plain(*self.launch, *asked, "--", *self.sandbox, *self.fill)
         self.assertEqual(done.returncode, 0)
         self.assertEqual(done.stderr.count("going on without it"), 1, done.stderr)

@@ -11,7 +11,7 @@ use farpage_base::sys::clock::now_us;
 use farpage_base::sys::proc::{Proc, name_of, threads};
 use farpage_base::sys::raw::gettid;
 use farpage_base::sys::robust;
-use farpage_ipc::conf::{self, size};
+use farpage_ipc::conf::size;
 use farpage_ipc::tree::excess::{self, Excess};
 use farpage_ipc::tree::{self, MemberKind, Segment, strangers, sums};
 use farpage_swap::PAGE_SIZE;
@@ -23,8 +23,6 @@ const CHILDREN: Duration = Duration::from_millis(100);
 const CHILDREN_THREADS: u32 = 64;
 /// A program that waits for most of so long a time is told.
 const LONG: Duration = Duration::from_secs(30);
-/// Seconds instead of that, in a checked build.
-const LONG_OF_TESTS: &str = "FARPAGE_TEST_WAITED";
 
 /// The process among those of its tree, if it has one.
 pub(super) struct Membership {
@@ -36,8 +34,6 @@ pub(super) struct Membership {
     forks: u64,
     /// When it last looked for children that say nothing.
     children: Instant,
-    /// [`LONG`], or a test's.
-    long: Duration,
 }
 
 impl Membership {
@@ -47,7 +43,7 @@ impl Membership {
             true => SharedPages::of_new_child(resident),
             false => SharedPages::of_child(unwatched::forked_with() as i64),
         };
-        Membership { share: tree_share(e, is_child), shared_pages, forks: 0, children: now, long: long() }
+        Membership { share: tree_share(e, is_child), shared_pages, forks: 0, children: now }
     }
 
     /// Of `rss` pages those that other processes pay for are left out.
@@ -71,7 +67,7 @@ impl Membership {
         tree.mine.shared.store(e.budget.shared().max(0) as u64);
         tree.mine.stalls.store(load(&e.stat.allocstall), Relaxed);
         tree.segment.header.sums.add(e.stat);
-        say_that_it_waits(tree.segment, self.long);
+        say_that_it_waits(tree.segment);
         let clock = tree.depart(load(&e.stat.pgsteal_anon));
         // What is found when memory begins to be managed was last in use when the process last was.
         let came = if e.is_active() { clock } else { tree.busy_at() };
@@ -194,16 +190,11 @@ fn tree_share(e: &Engine, is_child: bool) -> Option<TreeShare> {
     Some(TreeShare::new(segment, mine))
 }
 
-fn long() -> Duration {
-    let given = cfg!(debug_assertions).then(|| conf::variable(LONG_OF_TESTS)).flatten();
-    given.and_then(|seconds| seconds.parse().ok()).map_or(LONG, Duration::from_secs)
-}
-
 /// Says once in a tree, as soon as it is so, that it has waited for most of so long a time: else a job that crawls
 /// looks like one that hangs.
-fn say_that_it_waits(segment: &Segment, long: Duration) {
+fn say_that_it_waits(segment: &Segment) {
     let sums = &segment.header.sums;
-    let Some((waiting, period)) = sums.waiting_of_period(now_us(), long) else { return };
+    let Some((waiting, period)) = sums.waiting_of_period(now_us(), LONG) else { return };
     if let Some(advice) = waiting.advice(&format!("the last {:.0} s", period.as_secs_f64())) {
         let largest = segment.header.largest.in_words().filter(|_| segment.header.has_several()).unwrap_or_default();
         warn_once_in_tree(WarningKind::Waits, &format!("{advice}{largest}; farpage top shows it, -q nothing"));
