@@ -81,10 +81,12 @@ fn is_standard_error(fd: &BorrowedFd<'_>) -> bool {
     device == 0 || FileId::of(*fd) == Ok(FileId { device, inode })
 }
 
-/// Whether messages are written to a terminal, as far as the kind of the file says: to ask it is a call that a filter of
-/// the program's own may not allow.
-pub fn is_on_terminal() -> bool {
-    ON_TERMINAL.load(Relaxed)
+/// Whether messages are written to a terminal on which lines are read: not on one that belongs to an editor.
+/// `filtered`: the program has a filter of its own, which may not allow the call that asks.
+pub fn is_on_terminal(filtered: bool) -> bool {
+    use rustix::termios::{LocalModes, tcgetattr};
+    let reads_lines = |fd: OwnedFd| tcgetattr(fd).is_ok_and(|mode| mode.local_modes.contains(LocalModes::ICANON));
+    ON_TERMINAL.load(Relaxed) && !filtered && fetch_fd_of_process(2).is_ok_and(reads_lines)
 }
 
 static ON_TERMINAL: AtomicBool = AtomicBool::new(false);

@@ -83,6 +83,8 @@ pub struct Header {
     used_places: AtomicU32,
     /// Warnings that were given, a bit each.
     said: AtomicU32,
+    /// When it was made, microseconds.
+    begun_us: AtomicU64,
     /// When a member last looked after processes that cannot do so themselves, microseconds.
     swept_us: AtomicU64,
     /// Since when the tree has been above its budget, microseconds; 0: it is not.
@@ -128,6 +130,11 @@ impl Header {
     pub fn has_several(&self) -> bool {
         self.joined.load(Relaxed) > 1
     }
+
+    /// Since when there is a tree.
+    pub fn age(&self) -> Duration {
+        Duration::from_micros(now_us().saturating_sub(self.begun_us.load(Relaxed)))
+    }
 }
 
 const BYTES: usize = size_of::<Segment>();
@@ -159,6 +166,7 @@ pub fn create(bytes: u64, each: Option<u64>) -> Result<OwnedFd, Errno> {
     let segment = map(fd.as_fd())?;
     segment.header.each.store(each.unwrap_or(UNLIMITED) / PAGE_SIZE as u64);
     segment.set_budget(bytes);
+    segment.header.begun_us.store(now_us(), Relaxed);
     segment.header.maker.store(std::process::id(), Relaxed);
     segment.header.departures.store(CLOCK_BEGIN, Relaxed);
     segment.header.magic.store(MAGIC, SeqCst);

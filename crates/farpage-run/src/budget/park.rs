@@ -101,17 +101,17 @@ impl Park {
         match mine.park.load(SeqCst) {
             ASKED => {
                 (self.since_us, self.major) = (now, major);
-                mine.park.store(PARKED, SeqCst);
+                // Unless it is asked for something else by now, here and below.
+                let _ = mine.park.compare_exchange(ASKED, PARKED, SeqCst, SeqCst);
             }
             PARKED if now.saturating_sub(self.since_us) > SECOND_US => (self.since_us, self.major) = (now, major),
             PARKED if major.saturating_sub(self.major) >= USED => {
-                // Unless it has just been asked anew.
                 let _ = mine.park.compare_exchange(PARKED, 0, SeqCst, SeqCst);
                 return Parking::None;
             }
             PARKED => {}
             UNPARK => {
-                mine.park.store(0, SeqCst);
+                let _ = mine.park.compare_exchange(UNPARK, 0, SeqCst, SeqCst);
                 return Parking::Back;
             }
             _ => return Parking::None,

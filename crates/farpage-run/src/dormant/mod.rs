@@ -123,8 +123,6 @@ pub struct StartPlan {
     pub(crate) heap_given: AtomicBool,
     /// This process was forked by the one that was started.
     pub(crate) is_child: AtomicBool,
-    /// When it was made: when the program began.
-    pub(crate) begun: Instant,
 }
 
 impl StartPlan {
@@ -140,7 +138,6 @@ impl StartPlan {
             arena: OnceLock::from(arena),
             heap_given: AtomicBool::new(false),
             is_child: AtomicBool::new(false),
-            begun: Instant::now(),
         }
     }
 

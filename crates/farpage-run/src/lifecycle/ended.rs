@@ -30,7 +30,7 @@ pub fn end_at_once() {
     if let (Some(engine), Some(segment)) = (home, tree::segment()) {
         segment.header.sums.add(engine.stat);
     }
-    if let Some(advice) = PLAN.get().filter(|plan| is_asked(plan)).and_then(advice) {
+    if let Some(advice) = PLAN.get().filter(|plan| is_asked(plan)).and_then(|_| advice()) {
         warn_once_in_tree(WarningKind::Waited, &advice);
     }
 }
@@ -40,8 +40,10 @@ fn is_asked(plan: &StartPlan) -> bool {
     plan.stat().is_none() && !FILTERED.load(SeqCst)
 }
 
-fn advice(plan: &StartPlan) -> Option<String> {
-    of(tree::segment().filter(|segment| segment.is_first(std::process::id()))?, plan.begun.elapsed())
+/// Of the whole tree: the program may have become another one meanwhile.
+fn advice() -> Option<String> {
+    let segment = tree::segment().filter(|segment| segment.is_first(std::process::id()))?;
+    of(segment, segment.header.age())
 }
 
 /// What is said after a run that took so long.

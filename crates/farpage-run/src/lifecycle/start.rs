@@ -79,7 +79,6 @@ fn plan(conf: Conf, heap: &'static Heap) -> bool {
         arena: OnceLock::new(),
         heap_given: AtomicBool::new(false),
         is_child: AtomicBool::new(false),
-        begun: Instant::now(),
         conf,
         heap,
     };

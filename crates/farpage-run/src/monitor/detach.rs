@@ -17,6 +17,7 @@ use crate::shared::state::Engine;
 use farpage_base::mem::lock::lock;
 use farpage_base::sys::futex;
 use farpage_base::sys::thread::exit_thread;
+use rustix::fd::{FromRawFd, OwnedFd};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
 
@@ -81,7 +82,8 @@ pub(super) fn end(e: &'static Engine, member: &mut Membership) -> ! {
         }
     }
     e.fork.standby.dismiss_now();
-    e.wakeups.kick_fd.store(-1, SeqCst);
+    // SAFETY: the pager has left it open, and no thread that kicks is left.
+    drop(unsafe { OwnedFd::from_raw_fd(e.wakeups.kick_fd.swap(-1, SeqCst)) });
     *lock(&e.discard_area) = None;
     // SAFETY: no page is in it, the userfaultfds of its parts are closed, and no engine thread is left but this one.
     unsafe { e.arena.give_back() };

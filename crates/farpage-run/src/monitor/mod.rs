@@ -372,7 +372,7 @@ impl Monitor {
             return;
         }
         self.swaps = true;
-        if is_on_terminal() {
+        if is_on_terminal(dormant::FILTERED.load(SeqCst)) {
             let text = "the budget is used up, so swapping has begun; farpage top shows it, -q: without this line";
             warn_once_in_tree(WarningKind::Swaps, text);
         }

@@ -72,15 +72,16 @@ impl LetGo {
             self.excluded = is_excluded;
             self.ranges.retain(|range| *range != ALL);
             self.up_to = Vpn::default();
+            e.stage.let_go.store(false, SeqCst);
             if is_excluded {
                 e.discovery.charges.allow(UNLIMITED);
                 self.ranges.push(ALL);
             } else {
-                // What has come in is to be on the lists again.
+                // What has come in is to be on the lists again, or can be managed again.
+                self.refused.retain(|range| *range != ALL);
                 scans.0.extend(lock(&e.memory.managed).iter());
             }
         }
-        e.stage.let_go.store(is_excluded && self.ranges.is_empty(), SeqCst);
         let Some(&(start, end)) = self.ranges.first() else { return false };
         let (first, last) = (Vpn::of(start), Vpn::of(end.next_multiple_of(PAGE_SIZE)));
         scans.cut(first, last);

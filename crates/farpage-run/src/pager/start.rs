@@ -35,7 +35,7 @@ use farpage_base::sys::uffd::{FEATURES, FEATURES_QUIET, Uffd};
 use farpage_swap::PAGE_SIZE;
 use farpage_swap::readahead::{Rule, Tuning};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
-use rustix::fd::{AsFd, AsRawFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd};
 use rustix::time::Timespec;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -228,8 +228,12 @@ extern "C" fn main(pager: usize) -> ! {
     while !e.stage.detached.load(Ordering::SeqCst) {
         pager.turn();
     }
-    // With the userfaultfd the registrations go.
-    drop(pager);
+    let _ = end(*pager).into_raw_fd();
     e.following.end(PAGER);
     exit_thread()
+}
+
+/// With the userfaultfd the registrations go. The eventfd stays until no thread kicks any more.
+fn end(pager: Pager) -> OwnedFd {
+    pager.cx.kick
 }

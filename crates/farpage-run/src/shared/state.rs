@@ -264,7 +264,7 @@ impl Engine {
     pub fn kick_pager(&self) {
         let fd = self.wakeups.kick_fd.load(Ordering::Acquire);
         if fd >= 0 {
-            // SAFETY: the eventfd stays open as long as the process; see `pager`.
+            // SAFETY: the eventfd stays open as long as an engine thread runs that kicks (see `pager`, `monitor`).
             let fd = unsafe { BorrowedFd::borrow_raw(fd) };
             let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
         }

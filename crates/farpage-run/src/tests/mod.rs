@@ -16,12 +16,13 @@ use crate::threads::writer;
 use fake::Fake;
 use farpage_base::mem::arena::Arena;
 use farpage_base::mem::heap::Heap;
+use farpage_base::mem::lock::lock;
 use farpage_base::mem::units::Page;
 use farpage_ipc::conf::Conf;
 use farpage_ipc::stat::Stat;
 use farpage_swap::PAGE_SIZE;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 /// Where the program's memory begins. Nothing is mapped there.
 const BASE: usize = 0x1000_0000_0000;
@@ -376,4 +377,35 @@ fn waiting_is_counted_from_the_message_on_and_by_thread() {
     let after = counted();
     assert_eq!((after.1, after.2), (2, before.2 + 1));
     assert!(after.0 - before.0 >= pause.as_nanos() as u64, "{before:?} {after:?}");
+}
+
+#[test]
+fn what_was_let_go_and_is_taken_back_is_managed_again() {
+    // Soon after its beginning, and when all was let go.
+    for all in [false, true] {
+        let mut world = World::new(71, "swap:zram", 0);
+        let e = world.e;
+        let (promised, out) = (e.budget.promised(), e.table.swapped_pages());
+        e.budget.promise(1 << 40);
+        e.stage.detaching.store(true, SeqCst);
+        let is_far = || if all { e.stage.let_go.load(SeqCst) } else { e.table.swapped_pages() < out / 2 };
+        while !is_far() {
+            world.pager.turn();
+        }
+        e.stage.detaching.store(false, SeqCst);
+        e.budget.promise(promised);
+        world.pager.turn();
+        assert!(!e.stage.let_go.load(SeqCst) && world.over() > 0);
+        if all {
+            assert_eq!(lock(&e.memory.managed).iter().count(), 0);
+            (0..MAPPINGS).for_each(|i| world.adopt(i));
+        }
+        for _ in 0..2000 {
+            world.pager.turn();
+            world.background();
+        }
+        assert!(world.over() <= 0, "{} pages above the budget", world.over());
+        world.check_all();
+        world.check_slots();
+    }
 }
