@@ -452,6 +452,49 @@ class Files(unittest.TestCase):
         got.flush()
         self.assertEqual(np.fromfile(self.path("raw"))[0], 7)
 
+    def test_an_array_that_goes_while_it_is_written_is_written_whole(self):
+        self.copy.tofile(self.path("raw"))
+        self.copy.tofile(self.path("other"))
+        code = f"""if True:
+            import farpage, os
+            paths = [{self.path("raw")!r}, {self.path("other")!r}]
+            pager = farpage.Pager("16M")
+            arrays = [pager.from_file(path, "f8", mode="r+") for path in paths]
+            for array in arrays:
+                array[::1000] = 5
+            del array
+            read = os.pread
+            def pread(*where):
+                arrays.clear()
+                return read(*where)
+            os.pread = pread
+            pager.close()
+        """
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.copy.ravel()[::1000] = 5
+        for name in ["raw", "other"]:
+            np.testing.assert_array_equal(np.fromfile(self.path(name)), self.copy.ravel())
+
+    def test_arrays_that_are_made_while_the_program_ends_change_nothing(self):
+        for name in ["raw", "other"]:
+            self.copy.tofile(self.path(name))
+        code = f"""if True:
+            import atexit, farpage, sys
+            atexit.register(lambda: sys.setprofile(meanwhile))  # just before the files are written
+            pager = farpage.Pager("16M")
+            make = lambda path: pager.from_file(path, "f8", 1, mode="r+")
+            arrays = [make({self.path("raw")!r})]
+            arrays[0][0] = 5
+
+            def meanwhile(*_):  # between any two calls, as a thread may
+                sys.setprofile(None)
+                arrays.append(make({self.path("other")!r}))
+                sys.setprofile(meanwhile if len(arrays) < 50 else None)
+        """
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        self.assertEqual((done.returncode, done.stderr, np.fromfile(self.path("raw"))[0]), (0, "", 5))
+
     def test_a_file_that_cannot_be_written_is_heard_of(self):
         self.copy.tofile(self.path("raw"))
         with farpage.Pager("16M") as other:

@@ -11,17 +11,18 @@ import sys
 import weakref
 import zipfile
 import zlib
-from typing import IO, TYPE_CHECKING, Any, Dict, Iterable, Optional, Tuple, Union
+from typing import IO, TYPE_CHECKING, Any, Dict, Optional, Set, Tuple, Union
 
 import numpy as np
 
 from ._errors import InvalidError, UnavailableError
-from ._memory import memory_of
+from ._memory import Memory, memory_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ._arrays import Arrays
+    from ._pager import Pager
 
 PIECE = 8 << 20
 """Bytes of a piece."""
@@ -144,12 +145,13 @@ class FileArray(np.ndarray):  # type: ignore[type-arg,unused-ignore]
 
 
 class WriteBack:
-    """A file that is written from memory: from ``start`` on, ``size`` bytes to ``offset``."""
+    """A file that is written from memory: from its start on, ``size`` bytes to ``offset``."""
 
-    def __init__(self, file: int, offset: int, start: int, size: int) -> None:
+    def __init__(self, file: int, offset: int, memory: Memory, size: int) -> None:
         self.fd = os.dup(file)
         self._identity = self._look()
-        self._offset, self._start, self._size = offset, start, size
+        self._memory = weakref.ref(memory)
+        self._offset, self._start, self._size = offset, memory.start, size
         self._pid = os.getpid()
 
     def _look(self) -> Tuple[int, int]:
@@ -164,7 +166,7 @@ class WriteBack:
         return self._pid == os.getpid()
 
     def write(self) -> None:
-        """Writes what is not in the file already."""
+        """Writes what is not in the file already. The memory stays meanwhile: the caller holds it."""
         if not self.is_here():
             raise UnavailableError("a forked child has a copy of the array: only its parent writes the file")
         if self._look() != self._identity:
@@ -178,6 +180,12 @@ class WriteBack:
             while done < len(piece):
                 done += os.pwrite(self.fd, piece[done:].data, self._offset + at + done)
 
+    def write_back(self, pager: Optional[Pager]) -> None:
+        """Writes it if it is the pager's, or any. Memory that goes writes its file itself."""
+        memory = self._memory()
+        if memory is not None and pager in (None, memory.pager) and self.is_here():
+            self.write()
+
     def close(self) -> None:
         """Before the memory goes."""
         _WRITTEN.discard(self)
@@ -189,29 +197,28 @@ class WriteBack:
                 os.close(self.fd)
 
 
-_WRITTEN: weakref.WeakSet[WriteBack] = weakref.WeakSet()
+_WRITTEN: Set[WriteBack] = set()
+"""Those whose memory is there. Not a ``WeakSet``: another thread may change it while it is gone through."""
 
 
 def keep(array: NDArray[Any], file: IO[bytes], offset: int) -> FileArray:
     """An array that has been read from a file, as one whose changes come into it."""
     memory = memory_of(array)
     if memory is not None:
-        back = WriteBack(file.fileno(), offset, memory.start, array.nbytes)
+        back = WriteBack(file.fileno(), offset, memory, array.nbytes)
         memory.files.append(back)
-        memory.pager._files.add(back)
         _WRITTEN.add(back)
     return array.view(FileArray)
 
 
-def write_back(files: Iterable[WriteBack]) -> None:
-    """Writes all of them; then the first failure is raised."""
+def write_back(pager: Optional[Pager] = None) -> None:
+    """Writes all of the pager's, or of all pagers; then the first failure is raised."""
     with contextlib.ExitStack() as stack:
-        for file in list(files):
-            if file.is_here():
-                stack.callback(file.write)
+        for file in list(_WRITTEN):
+            stack.callback(file.write_back, pager)
 
 
-atexit.register(write_back, _WRITTEN)
+atexit.register(write_back)
 
 
 class _Counted:

@@ -119,7 +119,6 @@ class Pager(Arrays):
         self._devices = devices
         self._overcommit = overcommit
         self._count = Count()
-        self._files: weakref.WeakSet[_files.WriteBack] = weakref.WeakSet()
         self._number = next(_NUMBERS)
         self._handle: Optional[Handle] = Handle(config)
         _PAGERS.add(self)
@@ -147,7 +146,7 @@ class Pager(Arrays):
         :raises OSError: a file cannot be written; the pager is closed
         """
         self._handle = None
-        _files.write_back(self._files)
+        _files.write_back(self)
 
     @property
     def closed(self) -> bool:
