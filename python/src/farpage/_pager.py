@@ -121,7 +121,7 @@ class Pager(Arrays):
         self._count = Count()
         self._number = next(_NUMBERS)
         self._handle: Optional[Handle] = Handle(config)
-        _PAGERS.add(self)
+        _PAGERS[self._number] = self
 
     def __reduce__(self) -> Any:
         raise TypeError("a pager cannot be copied or pickled: it is memory, threads and files of this process")
@@ -283,7 +283,7 @@ def default_ram() -> int:
 
 
 _NUMBERS = itertools.count(1)
-_PAGERS: weakref.WeakSet[Pager] = weakref.WeakSet()
+_PAGERS: weakref.WeakValueDictionary[int, Pager] = weakref.WeakValueDictionary()
 _DEFAULT: Optional[Pager] = None
 _DEFAULT_LOCK = threading.Lock()
 
@@ -299,7 +299,8 @@ def has_engine() -> bool:
 
 def living() -> List[Pager]:
     """The pagers that are not closed: the default one first, then by age."""
-    return sorted((p for p in set(_PAGERS) if not p.closed), key=lambda p: (p is not _DEFAULT, p._number))
+    pagers = [ref() for ref in _PAGERS.valuerefs()]  # at once: another thread may make one meanwhile
+    return sorted((p for p in pagers if p and not p.closed), key=lambda p: (p is not _DEFAULT, p._number))
 
 
 def holders() -> List[str]:
