@@ -122,7 +122,26 @@ class Attach(Holding):
         self.assert_attached_as_one(processes, "--cgroup", group)
         self.assert_attached_as_one(processes, "--cgroup", f"/{group.name}")
         self.assertIn("no process is in it", self.run_plain(FARPAGE, "attach", "--unit", "x", "--ram", "40M").stderr)
-        self.assertIn("every process", self.run_plain(FARPAGE, "attach", "--cgroup", "/", "--ram", "40M").stderr)
+        for top in ["/", ".", group.parent]:
+            done = self.run_plain(FARPAGE, "attach", "--cgroup", top, "--ram", "40M", cwd="/")
+            self.assertIn("every process is in it", done.stderr)
+
+    @unless_root
+    def test_trees_in_a_cgroup_keep_their_budgets(self):
+        group = self.cgroup("memory")
+        shell = ["sh", "-c", '"$0" -c "$1"; true', PYTHON, HOLDER]
+        # Begun outside, with one process inside.
+        other = self.begin(FARPAGE, "run", "--ram", "300M", "--", *shell)
+        inside = int(Path(f"/proc/{other.pid}/task/{other.pid}/children").read_text())
+        (group / "cgroup.procs").write_text(str(inside))
+        alone = self.holder(preexec_fn=self.enter(group))
+        done = self.run_plain(FARPAGE, "attach", "--cgroup", group, "--ram", "200M")
+        self.assertEqual((done.returncode, done.stdout), (0, ""), done.stderr)
+        self.assertRegex(done.stderr, rf"\Afarpage: cannot attach to process {inside} [^\n]*: it runs under farpage already\n"
+                         rf"  help: farpage set {inside} --ram SIZE\n  help: it counts in this budget, and keeps its own\n\Z")
+        trees = json.loads(self.run_plain(FARPAGE, "stat", "--json").stdout)["trees"]
+        trees = {tree["budget_bytes"]: {m["pid"] for m in tree["members"]} for tree in trees}
+        self.assertEqual((trees[200 * MIB], trees[300 * MIB]), ({alone.pid, inside}, {other.pid, inside}))
 
     def test_a_static_child_counts(self):
         (self.dir / "static.c").write_text("int main(void) { return getchar(); }")

@@ -190,6 +190,14 @@ pub fn members(name: &Path) -> Vec<u32> {
     by_path(|path| Path::new(path).starts_with(&name).then_some(())).into_values().flatten().collect()
 }
 
+/// Whether that is the top of a hierarchy, as far as this process sees it.
+pub fn has_all(name: &Path) -> bool {
+    match name.join("cgroup.procs").exists() {
+        true => !name.join("../cgroup.procs").exists(),
+        false => Path::new("/").join(name).parent().is_none(),
+    }
+}
+
 /// The processes of a unit of systemd, whose cgroup has its name, in whatever hierarchy that is; by the path of that
 /// cgroup, because several users may have units of one name.
 pub fn of_unit(unit: &str) -> BTreeMap<String, Vec<u32>> {

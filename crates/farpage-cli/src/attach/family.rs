@@ -6,11 +6,12 @@
 use super::start::Start;
 use super::target::Target;
 use crate::failure::{Failure, Result, say};
-use crate::process;
+use crate::process::{self, Status};
 use crate::trees;
 use farpage_ipc::conf::size;
 use rustix::fd::AsFd;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::Ordering::Relaxed;
 
 /// More than this part of the budget is much.
 const MUCH_PART: u64 = 10;
@@ -33,29 +34,43 @@ pub fn descendants(pid: u32) -> Vec<u32> {
     found.split_off(1)
 }
 
-/// Those of these processes that are in no tree.
-fn outside(all: Vec<u32>) -> Vec<u32> {
-    let is_outside = |pid: &u32| trees::id_of(*pid).is_none();
+/// Whether the tree of a process is of these processes: its first one is among them, or all are. They may be in another
+/// pid namespace, and know each other by their numbers there.
+pub fn is_tree_of(all: &[u32], pid: u32) -> bool {
+    let Ok(tree) = trees::of(pid) else { return false };
+    let own_number = |pid: &u32| Status::read(*pid).ok()?.value("NSpid:").split_whitespace().next_back()?.parse().ok();
+    let numbers: BTreeSet<u32> = all.iter().filter_map(own_number).collect();
+    numbers.iter().any(|number| tree.segment.is_first(*number))
+        || tree.members().iter().all(|member| numbers.contains(&member.pid.load(Relaxed)))
+}
+
+/// Those of these processes that are in no tree, or in another one than this.
+fn outside(all: Vec<u32>, tree: Option<u64>) -> Vec<u32> {
+    let is_outside = |pid: &u32| trees::id_of(*pid).is_none_or(|id| tree.is_some_and(|tree| tree != id));
     // This command may be one of them.
     all.into_iter().filter(|pid| *pid != std::process::id()).filter(is_outside).collect()
 }
 
-/// Attaches to all of these processes that are in no tree, in that of process `of`. One that is refused counts there,
-/// and is named; `refused` have been, before.
+/// Attaches to all of these processes that are in no tree, in that of process `of`. One that is refused, or is in
+/// another tree, counts there, and is named; `refused` have been, before.
 pub fn take_in(of: u32, all: impl Fn() -> Vec<u32>, refused: Vec<(u32, Failure)>, start: &Start<'_>) -> Result<()> {
     let tree = trees::of(of)?;
     let segment = trees::segment(of)?;
+    let id = trees::id_of(of);
     let count = |pid: u32, failure: Failure| {
         // One that has ended meanwhile has no memory.
         if process::anonymous(pid) > 0 {
             tree.segment.counts_too(pid);
-            say(failure.help("it counts in the budget, and is not swapped out"));
+            say(failure.help(match trees::id_of(pid) {
+                Some(_) => "it counts in this budget, and keeps its own",
+                None => "it counts in the budget, and is not swapped out",
+            }));
         }
     };
     let mut known: BTreeSet<u32> = refused.iter().map(|(pid, _)| *pid).collect();
     refused.into_iter().for_each(|(pid, failure)| count(pid, failure));
     for _ in 0..ROUNDS {
-        let new: Vec<u32> = outside(all()).into_iter().filter(|pid| !known.contains(pid)).collect();
+        let new: Vec<u32> = outside(all(), id).into_iter().filter(|pid| !known.contains(pid)).collect();
         if new.is_empty() {
             break;
         }
@@ -73,7 +88,7 @@ pub fn take_in(of: u32, all: impl Fn() -> Vec<u32>, refused: Vec<(u32, Failure)>
 /// One line, if those that stay outside have much of a budget of `bytes`.
 pub fn warn_of_those_outside(target: &Target, bytes: u64) {
     let mut outside: Vec<(u64, u32)> =
-        outside(descendants(target.pid)).into_iter().map(|pid| (process::anonymous(pid), pid)).collect();
+        outside(descendants(target.pid), None).into_iter().map(|pid| (process::anonymous(pid), pid)).collect();
     let all: u64 = outside.iter().map(|(has, _)| has).sum();
     if all <= bytes / MUCH_PART {
         return;

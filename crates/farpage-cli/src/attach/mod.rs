@@ -87,13 +87,12 @@ impl<'a> Whom<'a> {
             (Some(pid), ..) if args.tree => Whom::Tree(pid),
             (Some(pid), ..) => Whom::One(Target::look(pid)?),
             (None, Some(unit), _) => Whom::Group(unit_members(unit)?),
-            (None, None, Some(name)) if name.parent().is_some() && !cgroup::members(name).is_empty() => {
+            (None, None, Some(name)) if !cgroup::has_all(name) && !cgroup::members(name).is_empty() => {
                 Whom::Group(Box::new(|| cgroup::members(name)))
             }
             (None, None, name) => {
                 let name = name.as_deref().unwrap_or(Path::new("/"));
-                let is_top = name.parent().is_none();
-                let has = if is_top { "every process is in it" } else { "no process is in it" };
+                let has = if cgroup::has_all(name) { "every process is in it" } else { "no process is in it" };
                 let why = format!("cannot attach to cgroup {}: {has}", name.display());
                 return Err(Failure::new(why).help("cat /proc/PID/cgroup has the names of a process's cgroups"));
             }
@@ -129,14 +128,15 @@ fn unit_members(name: &str) -> Result<Box<dyn Fn() -> Vec<u32>>> {
     }
 }
 
-/// Attaches to the first of them that can be: one that has a tree gets the budget, any other begins one. Which it is,
-/// and why those before it could not be attached to.
+/// Attaches to the first of them that can be: one whose tree is theirs gets the budget, one that has none begins one.
+/// Which it is, and why those before it could not be attached to.
 fn begin(whom: &Whom<'_>, ram: &str, start: &Start<'_>) -> Result<(u32, Vec<(u32, Failure)>)> {
     if let Whom::One(target) = whom {
         start.begin(target, None)?;
         return Ok((target.pid, Vec::new()));
     }
-    let mut pids = whom.pids();
+    let all = whom.pids();
+    let mut pids = all.clone();
     if let Whom::Tree(pid) = whom {
         // What it has started is its own: the tree begins with it.
         pids = vec![*pid];
@@ -146,7 +146,7 @@ fn begin(whom: &Whom<'_>, ram: &str, start: &Start<'_>) -> Result<(u32, Vec<(u32
     let mut refused = Vec::new();
     for pid in pids {
         let done = Target::look_at_member(pid).and_then(|target| match target.library() {
-            Some(_) if trees::id_of(pid).is_none() => Err(target.refuse_again()),
+            Some(_) if !family::is_tree_of(&all, pid) => Err(target.refuse_again()),
             Some(_) => set::give(pid, ram).map(|(_, failures)| failures.into_iter().for_each(say)),
             None => start.begin(&target, None),
         });

@@ -50,13 +50,7 @@ impl Target {
     /// It is not there, or cannot be put under a budget; one sentence says why.
     pub fn look(pid: u32) -> Result<Target> {
         let target = Target::look_at_member(pid)?;
-        if target.library().is_some() {
-            if trees::id_of(pid).is_none() {
-                return Err(target.refuse_again());
-            }
-            return Err(target.refuse("it runs under farpage already").help(format!("farpage set {pid} --ram SIZE")));
-        }
-        Ok(target)
+        if target.library().is_some() { Err(target.refuse_again()) } else { Ok(target) }
     }
 
     /// The same, but the process may run under farpage.
@@ -158,8 +152,12 @@ impl Target {
         self.refuse("it is stopped").help(format!("kill -CONT {}", self.pid))
     }
 
-    /// A refusal of this process, which has the library and no tree.
+    /// A refusal of this process, which has the library.
     pub fn refuse_again(&self) -> Failure {
+        let pid = self.pid;
+        if trees::id_of(pid).is_some() {
+            return self.refuse("it runs under farpage already").help(format!("farpage set {pid} --ram SIZE"));
+        }
         self.refuse("farpage's library is in it already, and begins once only").help("start the program anew")
     }
 
