@@ -76,6 +76,19 @@ class Defaults(Situation):
         self.file.mkdir()
         done = self.run_here(FARPAGE, "run", "--", "true")
         self.assertIn(f"farpage: cannot read {self.file}: is a directory", done.stderr)
+        self.file.rmdir()
+        for make, why in [(os.mkfifo, "not a regular file"), (lambda path: path.symlink_to("/dev/zero"), "not a regular"),
+                          (lambda path: path.write_bytes(bytes(2 << 20)), "file too large")]:
+            make(self.file)
+            done = self.run_here(FARPAGE, "run", "--", "true")
+            self.assertIn(f"farpage: cannot read {self.file}: {why}", done.stderr)
+            self.file.unlink()
+
+    def test_a_variable_that_does_not_count_is_not_checked(self):
+        self.assertEqual(self.conf("--ram", "34M", FARPAGE_RAM="auto", FARPAGE_SWAP="zram; "), f"ram:{34 << 20};{ZRAM}")
+        self.assertEqual(self.conf("--ram", "34M", "--swap", "zram", FARPAGE_SWAP="zramm"), f"ram:{34 << 20};{ZRAM}")
+        done = self.run_here(FARPAGE, "attach", str(2**22 - 1), "--ram", "1G", FARPAGE_RAM="auto")
+        self.assertIn("no such process", done.stderr)
 
     @unless_root
     def test_another_users_directory_is_not_looked_into(self):

@@ -12,13 +12,16 @@ use clap::{Arg, ArgAction, Args, CommandFactory, Parser};
 use farpage_ipc::tree;
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::{ErrorKind, Read};
-use std::os::unix::fs::MetadataExt;
+use std::io::{self, ErrorKind, Read};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use toml::de::{DeTable, DeValue};
 
 /// The machine's.
 const MACHINE: &str = "/etc/farpage.conf";
+
+/// More of a file is not read, bytes.
+const LONGEST: u64 = 1 << 20;
 
 /// Sets `--swap`: devices, separated by semicolons.
 const ENV_SWAP: &str = "FARPAGE_SWAP";
@@ -86,14 +89,21 @@ impl Defaults {
     /// # Errors
     /// A file that cannot be read, a key that is no option, a value that the option cannot have: where it stands.
     pub fn read() -> Result<Defaults> {
-        let mut all = Defaults(environment()?);
+        Defaults::of_open(|_| true)
+    }
+
+    /// Variables count for options only that are open.
+    fn of_open(is_open: impl Fn(&str) -> bool) -> Result<Defaults> {
+        let mut all = Defaults(environment(is_open)?);
         for path in files() {
             let Some(text) = text_of(&path)? else { continue };
             let run = run_command();
             let mut of_file = of_file(&path, &text, &run)?;
-            let is_taken =
-                |option: &str| all.of(option).is_some() || conflicts(&run, option, |id| all.of(id).is_some());
-            of_file.retain(|default| !is_taken(&default.option));
+            let is_there = |argument: &Arg| argument.get_long().is_some_and(|option| all.of(option).is_some());
+            let is_taken = |default: &OptionDefault| {
+                all.of(&default.option).is_some() || conflicts(&run, &default.option, is_there)
+            };
+            of_file.retain(|default| !is_taken(default));
             all.0.extend(of_file);
         }
         Ok(all)
@@ -126,19 +136,21 @@ pub fn add(cli: Cli, arguments: &[OsString]) -> Result<(Cli, Defaults)> {
         Command::Attach(_) => EngineArgs::augment_args(clap::Command::new("attach")),
         _ => return Ok((cli, Defaults::default())),
     };
-    let mut defaults = Defaults::read()?;
-    if defaults.0.is_empty() {
-        return Ok((cli, defaults));
-    }
     let run = run_command();
     let matches = Cli::command().try_get_matches_from(arguments).map_err(|error| said_by_clap(&error))?;
     let Some((_, matches)) = matches.subcommand() else { return Ok((cli, Defaults::default())) };
-    let is_given =
-        |id: &str| matches.try_contains_id(id).is_ok() && matches.value_source(id) == Some(ValueSource::CommandLine);
-    defaults.0.retain(|default| {
-        let of_this = argument(&takes, &default.option).is_some_and(|argument| !is_given(argument.get_id().as_str()));
-        of_this && !conflicts(&run, &default.option, is_given)
-    });
+    let is_given = |argument: &Arg| {
+        let id = argument.get_id().as_str();
+        matches.try_contains_id(id).is_ok() && matches.value_source(id) == Some(ValueSource::CommandLine)
+    };
+    let is_open = |option: &str| {
+        argument(&takes, option).is_some_and(|argument| !is_given(argument)) && !conflicts(&run, option, is_given)
+    };
+    let mut defaults = Defaults::of_open(is_open)?;
+    defaults.0.retain(|default| is_open(&default.option));
+    if defaults.0.is_empty() {
+        return Ok((cli, defaults));
+    }
     // The subcommand is the first: there are no options before it.
     let (command, given) = arguments.split_at(2.min(arguments.len()));
     let added = defaults.0.iter().flat_map(OptionDefault::arguments);
@@ -161,11 +173,10 @@ fn argument<'a>(command: &'a clap::Command, option: &str) -> Option<&'a Arg> {
 }
 
 /// Whether an option excludes one that is there.
-fn conflicts(run: &clap::Command, option: &str, is_there: impl Fn(&str) -> bool) -> bool {
+fn conflicts(run: &clap::Command, option: &str, is_there: impl Fn(&Arg) -> bool) -> bool {
     let excludes = |one: &Arg, other: &Arg| run.get_arg_conflicts_with(one).contains(&other);
     let Some(this) = argument(run, option) else { return false };
-    let others = run.get_arguments().filter(|other| excludes(this, other) || excludes(other, this));
-    others.map(|other| other.get_id().as_str()).any(is_there)
+    run.get_arguments().filter(|other| excludes(this, other) || excludes(other, this)).any(is_there)
 }
 
 /// The first line of what clap would print, and what may be written instead.
@@ -177,13 +188,14 @@ fn said_by_clap(error: &clap::Error) -> Failure {
     failure
 }
 
-fn environment() -> Result<Vec<OptionDefault>> {
+fn environment(is_open: impl Fn(&str) -> bool) -> Result<Vec<OptionDefault>> {
     let one = |(option, variable): (&str, &str)| {
-        let value = std::env::var_os(variable).filter(|value| !value.is_empty())?;
+        let is_set = |value: &OsString| value.as_encoded_bytes().iter().any(|byte| !b"; ".contains(byte));
+        let value = std::env::var_os(variable).filter(|value| is_set(value) && is_open(option))?;
         Some(match value.into_string() {
             Ok(text) => {
                 let values = if variable == ENV_SWAP {
-                    text.split(';').map(|v| v.trim().to_owned()).collect()
+                    text.split(';').map(str::trim).filter(|v| !v.is_empty()).map(str::to_owned).collect()
                 } else {
                     vec![text]
                 };
@@ -203,7 +215,7 @@ pub fn files() -> Vec<PathBuf> {
 }
 
 /// Whether there is no such file, as far as this user can know.
-fn is_absent(path: &Path, error: &std::io::Error) -> bool {
+fn is_absent(path: &Path, error: &io::Error) -> bool {
     let is_hidden = || path.parent().is_none_or(|p| rustix::fs::access(p, rustix::fs::Access::EXEC_OK).is_err());
     match error.kind() {
         ErrorKind::NotFound | ErrorKind::NotADirectory => true,
@@ -216,15 +228,22 @@ fn is_absent(path: &Path, error: &std::io::Error) -> bool {
 /// What a file has, if there is one for this user.
 fn text_of(path: &Path) -> Result<Option<String>> {
     let read = || {
-        let mut file = File::open(path)?;
+        // Some wait to be opened.
+        let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+        let found = file.metadata()?;
         // By HOME, root may get the file of a user, who could name a report for root to write. Where root is not
         // mapped, the machine's file is nobody's.
-        let owner = file.metadata()?.uid();
-        if path != Path::new(MACHINE) && owner != 0 && owner != rustix::process::geteuid().as_raw() {
+        if path != Path::new(MACHINE) && found.uid() != 0 && found.uid() != rustix::process::geteuid().as_raw() {
             return Ok(None);
         }
+        match found.file_type() {
+            kind if kind.is_dir() => return Err(ErrorKind::IsADirectory.into()),
+            kind if !kind.is_file() => return Err(io::Error::other("not a regular file")),
+            _ if found.len() > LONGEST => return Err(ErrorKind::FileTooLarge.into()),
+            _ => {}
+        }
         let mut text = String::new();
-        file.read_to_string(&mut text).map(|_| Some(text))
+        file.take(LONGEST).read_to_string(&mut text).map(|_| Some(text))
     };
     match read() {
         Err(error) if is_absent(path, &error) => Ok(None),
@@ -341,7 +360,7 @@ mod tests {
         let run = run_command();
         for (one, other) in [("quiet", "verbose"), ("verbose", "quiet"), ("trace", "readahead"), ("readahead", "trace")]
         {
-            assert!(conflicts(&run, one, |id| id == other), "{one} {other}");
+            assert!(conflicts(&run, one, |argument| argument.get_long() == Some(other)), "{one} {other}");
         }
         assert!(!conflicts(&run, "ram", |_| true));
     }
