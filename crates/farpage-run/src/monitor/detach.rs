@@ -82,8 +82,11 @@ pub(super) fn end(e: &'static Engine, member: &mut Membership) -> ! {
         }
     }
     e.fork.standby.dismiss_now();
-    // SAFETY: the pager has left it open, and no thread that kicks is left.
-    drop(unsafe { OwnedFd::from_raw_fd(e.wakeups.kick_fd.swap(-1, SeqCst)) });
+    let kick = e.wakeups.kick_fd.swap(-1, SeqCst);
+    if kick >= 0 {
+        // SAFETY: the pager has left it open, and no thread that kicks is left.
+        drop(unsafe { OwnedFd::from_raw_fd(kick) });
+    }
     *lock(&e.discard_area) = None;
     // SAFETY: no page is in it, the userfaultfds of its parts are closed, and no engine thread is left but this one.
     unsafe { e.arena.give_back() };
