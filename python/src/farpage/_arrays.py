@@ -12,7 +12,7 @@ import numpy as np
 
 from . import _files
 from ._errors import InvalidError
-from ._memory import memory_of
+from ._memory import Owner, memory_of
 
 if TYPE_CHECKING:
     from typing import Literal
@@ -46,7 +46,7 @@ def dimensions(shape: Any) -> Tuple[int, ...]:
     return numbers
 
 
-class Arrays:
+class Arrays(Owner):
     """What a pager makes arrays with; ``_new`` gives the memory."""
 
     def _new(self, shape: Any, dtype: Any, order: str) -> NDArray[Any]:
@@ -314,4 +314,4 @@ class Arrays:
 
         :raises InvalidError: it is neither, or holds objects
         """
-        return _files.load(self, file, progress)
+        return _files.load(self.empty, file, progress)

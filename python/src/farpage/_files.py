@@ -11,18 +11,17 @@ import sys
 import weakref
 import zipfile
 import zlib
-from typing import IO, TYPE_CHECKING, Any, Dict, Optional, Set, Tuple, Union
+from typing import IO, TYPE_CHECKING, Any, Callable, Dict, Optional, Set, Tuple, Union
 
 import numpy as np
 
 from ._errors import InvalidError, UnavailableError
-from ._memory import Memory, memory_of
+from ._memory import Backing, Memory, Owner, memory_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ._arrays import Arrays
-    from ._pager import Pager
+    Empty = Callable[..., NDArray[Any]]
 
 PIECE = 8 << 20
 """Bytes of a piece."""
@@ -89,24 +88,24 @@ def _header(file: IO[bytes]) -> Tuple[Tuple[int, ...], bool, np.dtype[Any]]:
     raise InvalidError(f"version {version} of the .npy format is not known")
 
 
-def _read(pager: Arrays, file: IO[bytes], progress: Optional[bool]) -> NDArray[Any]:
+def _read(empty: Empty, file: IO[bytes], progress: Optional[bool]) -> NDArray[Any]:
     try:
         shape, fortran, kind = _header(file)
     except (ValueError, SyntaxError, KeyError, TypeError) as why:
         raise InvalidError(f"{getattr(file, 'name', 'the file')} is no .npy file: {why}") from None
-    array = pager.empty(shape, kind, "F" if fortran else "C")
+    array = empty(shape, kind, "F" if fortran else "C")
     if array.nbytes:
         read_into(file, array, progress)
     return array
 
 
-def load(pager: Arrays, path: Union[str, os.PathLike[str]], progress: Optional[bool]) -> Any:
-    """A .npy or .npz file."""
+def load(empty: Empty, path: Union[str, os.PathLike[str]], progress: Optional[bool]) -> Any:
+    """A .npy or .npz file, in arrays that ``empty`` makes."""
     with open(path, "rb") as file:
         begin = file.read(4)
         file.seek(0)
         if begin not in (b"PK\x03\x04", b"PK\x05\x06"):
-            return _read(pager, file, progress)
+            return _read(empty, file, progress)
         arrays: Dict[str, Any] = {}
         try:
             with zipfile.ZipFile(file) as members:
@@ -115,7 +114,7 @@ def load(pager: Arrays, path: Union[str, os.PathLike[str]], progress: Optional[b
                         if not name.endswith(".npy"):
                             arrays[name] = member.read()  # as numpy.load does
                         else:
-                            arrays[name[:-4]] = _read(pager, member, progress)
+                            arrays[name[:-4]] = _read(empty, member, progress)
         except (zipfile.BadZipFile, zlib.error, EOFError) as why:
             raise InvalidError(f"{os.fspath(path)!s} is no whole .npz file: {why}") from None
         return arrays
@@ -134,8 +133,7 @@ class FileArray(np.ndarray):  # type: ignore[type-arg,unused-ignore]
         if self.size and (memory is None or not memory.files):
             raise InvalidError("this array is a copy: it is no part of one that from_file(mode='r+') gave")
         for file in memory.files if memory is not None else ():
-            file.write()
-            os.fsync(file.fd)
+            file.flush()
 
     def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
         """Results are ordinary arrays, as with ``numpy.memmap``."""
@@ -144,7 +142,7 @@ class FileArray(np.ndarray):  # type: ignore[type-arg,unused-ignore]
         return np.asarray(array)[()] if return_scalar or np.ndim(array) == 0 else np.asarray(array)
 
 
-class WriteBack:
+class WriteBack(Backing):
     """A file that is written from memory: from its start on, ``size`` bytes to ``offset``."""
 
     def __init__(self, file: int, offset: int, memory: Memory, size: int) -> None:
@@ -180,7 +178,12 @@ class WriteBack:
             while done < len(piece):
                 done += os.pwrite(self.fd, piece[done:].data, self._offset + at + done)
 
-    def write_back(self, pager: Optional[Pager]) -> None:
+    def flush(self) -> None:
+        """Writes it, and the file to its disk."""
+        self.write()
+        os.fsync(self.fd)
+
+    def write_back(self, pager: Optional[Owner]) -> None:
         """Writes it if it is the pager's, or any. Memory that goes writes its file itself."""
         memory = self._memory()
         if memory is not None and pager in (None, memory.pager) and self.is_here():
@@ -211,7 +214,7 @@ def keep(array: NDArray[Any], file: IO[bytes], offset: int) -> FileArray:
     return array.view(FileArray)
 
 
-def write_back(pager: Optional[Pager] = None) -> None:
+def write_back(pager: Optional[Owner] = None) -> None:
     """Writes all of the pager's, or of all pagers; then the first failure is raised."""
     with contextlib.ExitStack() as stack:
         for file in list(_WRITTEN):

@@ -15,9 +15,6 @@ from ._library import Config, library, make
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ._files import WriteBack
-    from ._pager import Pager
-
 _COUNTS = threading.RLock()  # a finalizer may run in the middle of anything
 
 
@@ -41,6 +38,24 @@ class Count:
             self.bytes += size
 
 
+class Owner:
+    """A pager, as far as its memory knows it."""
+
+    _count: Count
+
+
+class Backing:
+    """A file that memory is written to."""
+
+    def flush(self) -> None:
+        """Writes what is not in the file already, and the file to its disk."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Before the memory goes."""
+        raise NotImplementedError
+
+
 class Handle:
     """A pager of the C library. It is given back when neither a ``Pager`` nor a call that runs holds this."""
 
@@ -56,18 +71,18 @@ class Memory:
 
     __slots__ = ("__array_interface__", "__weakref__", "files", "pager", "region", "start")
 
-    def __init__(self, pager: Pager, handle: Handle, size: int) -> None:
+    def __init__(self, pager: Owner, handle: Handle, size: int) -> None:
         lib = library()
         self.pager = pager
         self.region = make(lib.fp_region_new, handle.value, size)
         self.start = int(lib.fp_region_data(self.region))
-        self.files: List[WriteBack] = []
+        self.files: List[Backing] = []
         self.__array_interface__ = {"version": 3, "shape": (size,), "typestr": "|u1", "data": (self.start, False)}
         pager._count.add(size)
         weakref.finalize(self, self._free, self.region, size, pager._count, self.files).atexit = False
 
     @staticmethod
-    def _free(region: int, size: int, count: Count, files: List[WriteBack]) -> None:
+    def _free(region: int, size: int, count: Count, files: List[Backing]) -> None:
         try:
             for file in files:
                 file.close()
