@@ -94,6 +94,47 @@ class Limit(unittest.TestCase):
         self.assertEqual((done.stdout, done.stderr), ("[0. 0. 0.]\n", ""))
 
     @unittest.skipUnless(MAY, "needs full userfaultfd")
+    def test_a_pager_is_refused_where_an_engine_waits_to_be_needed(self):
+        code = "import farpage\ntry: farpage.Pager('16M')\nexcept farpage.UnavailableError as why: print(why)"
+        done = farpage.run([sys.executable, "-c", code], ram="4G", capture_output=True, text=True)
+        self.assertIn("under farpage run or farpage.limit", done.stdout)
+
+    @unittest.skipUnless(MAY, "needs full userfaultfd")
+    def test_a_pager_can_be_made_after_detach(self):
+        done = python("""if True:
+            import ctypes, farpage, os, subprocess
+            import numpy as np
+            ctypes.CDLL(None).prctl(0x59616D61, ctypes.c_ulong(-1))  # PR_SET_PTRACER: its children may
+            early = np.arange(12 << 20)
+            farpage.limit("64M")
+            subprocess.run([farpage._library.command(), "detach", str(os.getpid())], check=True, capture_output=True)
+            pager = farpage.Pager("16M")
+            array = pager.arange(8 << 20)
+            pid = os.fork()
+            if not pid:
+                farpage.Pager("16M")
+                os._exit(0 if (array == early[: len(array)]).all() else 1)
+            print(os.waitpid(pid, 0)[1], (array == early[: len(array)]).all(), pager.stats().pswpout > 4096)
+        """)
+        self.assertEqual((done.stdout, done.stderr), ("0 True True\n", ""))
+
+    @unittest.skipUnless(MAY, "needs full userfaultfd")
+    def test_an_engine_whose_library_has_no_path_is_found(self):
+        done = python("""if True:
+            import farpage, os
+            library = os.memfd_create("libfarpage_preload.so")
+            with open(farpage._library.preload_library(), "rb") as file:
+                os.write(library, file.read())
+            farpage._process.preload_library = lambda: f"/proc/self/fd/{library}"
+            farpage.limit("64M")
+            os.close(library)
+            try: farpage.Pager("16M")
+            except farpage.UnavailableError as why: print(why)
+        """)
+        self.assertRegex(done.stdout, "under farpage run or farpage.limit")
+        self.assertEqual(done.stderr, "")
+
+    @unittest.skipUnless(MAY, "needs full userfaultfd")
     def test_leaving_restores_the_budget_of_the_run(self):
         # The engine hears of it by and by.
         code = ("import farpage, time\nwith farpage.limit('32M'): pass\n"

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 import json
 import math
 import os
 import pathlib
+import re
 import stat
 import subprocess
 import sys
 import threading
 import weakref
-from ctypes import byref
+from ctypes import byref, c_char_p, c_void_p
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
@@ -288,13 +290,24 @@ _DEFAULT: Optional[Pager] = None
 _DEFAULT_LOCK = threading.Lock()
 
 
-engine_refused = False
-"""``limit`` loaded the engine's library, and it did not start."""
+class _Place(ctypes.Structure):
+    """``Dl_info``: what an address belongs to."""
+
+    _fields_ = [("file", c_char_p), ("start", c_void_p), ("symbol", c_char_p), ("symbol_start", c_void_p)]
 
 
 def has_engine() -> bool:
-    """Whether the engine of ``farpage run`` or ``limit`` is in this process, or waits to be needed."""
-    return not engine_refused and "/libfarpage_preload" in pathlib.Path("/proc/self/maps").read_text()
+    """Whether the engine of ``farpage run`` or ``limit`` is in this process, or waits to be needed. Its library says
+    so, which stays when the engine has ended. A file in memory has no path: the loader knows it by another name.
+    """
+    maps = pathlib.Path("/proc/self/maps").read_bytes()
+    for start in re.findall(rb"(?m)^(\w+)-\S+ \S+ 0+ .*[/:]libfarpage_preload[^/\n]*$", maps):
+        place = _Place()
+        if ctypes.CDLL(None).dladdr(c_void_p(int(start, 16)), byref(place)):
+            there = ctypes.CDLL(os.fsdecode(place.file), os.RTLD_NOLOAD)
+            if not hasattr(there, "farpage_has_engine") or there.farpage_has_engine():
+                return True
+    return False
 
 
 def living() -> List[Pager]:

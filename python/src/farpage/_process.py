@@ -34,12 +34,10 @@ os.register_at_fork(after_in_child=_after_fork)
 
 def _start(ram: int, swap: Sequence[str]) -> None:
     """Starts the engine in this process."""
-    was_there = _pager.has_engine()
     conf = ";".join([f"ram:{ram}", *(f"swap:{device}" for device in swap)])
     start = ctypes.CDLL(preload_library()).farpage_start
     start.restype, start.argtypes = ctypes.c_char_p, [ctypes.c_char_p, ctypes.c_int, ctypes.c_int]
     why = start(conf.encode(), -1, 1)
-    _pager.engine_refused = why is not None and not was_there
     if why is not None:
         raise UnavailableError(f"this process cannot be put under a budget: {why.decode(errors='replace')}")
 

@@ -98,6 +98,13 @@ pub extern "C" fn farpage_detach() -> c_int {
     0
 }
 
+/// Whether this process has an engine, or may get one: not if none began, and not after [`farpage_detach`]. The Python
+/// package calls it: pagers and an engine are not together.
+#[unsafe(no_mangle)]
+pub extern "C" fn farpage_has_engine() -> c_int {
+    late::is_there().into()
+}
+
 /// Whether a library of this name is loaded besides this one: in a late start they do not find each other's symbols.
 ///
 /// There may be any number of mappings, and the heap has only its early memory: lines are read one by one.

@@ -5,13 +5,13 @@
 //!
 //! Caller: the preload library, on a program thread that holds no lock of the allocator's or the loader's. No locks.
 
-use crate::dormant::{self, CHARGES};
+use crate::dormant::{self, CHARGES, OFF, STAGE};
 use crate::lifecycle::{preload, start};
 use crate::pager::robust;
 use crate::shared::charge::UNLIMITED;
 use crate::shared::given_uffds;
 use crate::shared::outcome::{StartFailure, StartOutcome};
-use crate::shared::state::engine;
+use crate::shared::state::{Engine, engine};
 use crate::shared::warn_once::{self, set_listener};
 use farpage_base::mem::heap::Heap;
 use farpage_base::sys::descriptor::keep_across_exec;
@@ -25,7 +25,7 @@ use farpage_ipc::tree::{self, ENV_TREE_FD};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use rustix::io::Errno;
 use std::ffi::c_int;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 /// Why a program that runs already was not put under a budget. `Display` is one line.
@@ -125,6 +125,12 @@ pub fn detach() -> bool {
     CHARGES.allow(UNLIMITED);
     tree::forget();
     true
+}
+
+/// Whether this process has an engine, or may get one. On a program thread.
+pub fn is_there() -> bool {
+    let has_ended = |e: &Engine| e.stage.retired.load(SeqCst) && !e.is_active();
+    STAGE.load(SeqCst) != OFF && !engine().is_some_and(has_ended)
 }
 
 /// Starts the engine, and waits for it if `wait` says so. What becomes of it afterwards is noted in `outcome`.
