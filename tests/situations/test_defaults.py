@@ -60,6 +60,13 @@ class Defaults(Situation):
         self.assertEqual(done.stderr.count("\n  budget  "), 1, done.stderr)
         self.assertTrue(report.exists())
 
+    def test_no_file_counts_where_none_is_to(self):
+        self.file.write_text('ramm = "1G"\n')
+        seen = 'echo "$FARPAGE_CONF ${FARPAGE_DEFAULTS-none}"'
+        done = self.run_here(FARPAGE, "run", "--ram", "34M", "--swap", "zram", "--", "sh", "-c", seen,
+                             FARPAGE_DEFAULTS="0")
+        self.assertEqual((done.returncode, done.stdout, done.stderr), (0, f"ram:{34 << 20};{ZRAM} none\n", ""))
+
     def test_what_is_wrong_is_named(self):
         self.file.write_text('# of this user\nramm = "1G"\n')
         for command, status in ((["run", "--", "true"], 125), (["attach", "1", "--ram", "1G"], 1)):
@@ -77,7 +84,8 @@ class Defaults(Situation):
         done = self.run_here(FARPAGE, "run", "--", "true")
         self.assertIn(f"farpage: cannot read {self.file}: is a directory", done.stderr)
         self.file.rmdir()
-        for make, why in [(os.mkfifo, "not a regular file"), (lambda path: path.symlink_to("/dev/zero"), "not a regular"),
+        for make, why in [(os.mkfifo, "not a regular file"),
+                          (lambda path: path.symlink_to("/dev/zero"), "not a regular file"),
                           (lambda path: path.write_bytes(bytes(2 << 20)), "file too large")]:
             make(self.file)
             done = self.run_here(FARPAGE, "run", "--", "true")

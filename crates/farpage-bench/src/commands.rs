@@ -1,7 +1,9 @@
 //! Which commands there are.
 
+use farpage_ipc::conf::ENV_DEFAULTS;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// The directories of `PATH`.
 pub fn path() -> Vec<PathBuf> {
@@ -22,6 +24,13 @@ pub fn farpage() -> PathBuf {
     }
     let beside = this.with_file_name("farpage");
     if beside.is_file() { beside } else { "farpage".into() }
+}
+
+/// `farpage run`, whatever defaults of options the user's files have.
+pub fn farpage_run() -> Command {
+    let mut command = Command::new(farpage());
+    command.arg("run").env(ENV_DEFAULTS, "0");
+    command
 }
 
 /// Whether a directory has all of these commands.

@@ -9,6 +9,7 @@ use crate::failure::{Failure, Result, say, shown, why};
 use crate::run;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, Args, CommandFactory, Parser};
+use farpage_ipc::conf::ENV_DEFAULTS;
 use farpage_ipc::tree;
 use std::ffi::OsString;
 use std::fs::File;
@@ -207,8 +208,11 @@ fn environment(is_open: impl Fn(&str) -> bool) -> Result<Vec<OptionDefault>> {
     [("ram", ENV_RAM), ("swap", ENV_SWAP)].into_iter().filter_map(one).collect()
 }
 
-/// Where the files may be, the user's first.
+/// Where the files may be, the user's first; nowhere, if no file is to count.
 pub fn files() -> Vec<PathBuf> {
+    if std::env::var_os(ENV_DEFAULTS).is_some_and(|value| value == "0") {
+        return Vec::new();
+    }
     let place = |variable| std::env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute());
     let user = place("XDG_CONFIG_HOME").or_else(|| Some(place("HOME")?.join(".config")));
     user.map(|directory| directory.join("farpage.conf")).into_iter().chain([MACHINE.into()]).collect()

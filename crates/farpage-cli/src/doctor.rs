@@ -9,7 +9,7 @@ use crate::output::SCHEMA;
 use crate::preload;
 use farpage_base::sys::pm_qos;
 use farpage_base::sys::raw::ErrnoText;
-use farpage_ipc::conf::size;
+use farpage_ipc::conf::{ENV_DEFAULTS, size};
 use farpage_run::probe::wake::WakeUp;
 use farpage_run::probe::{self, FEATURES, Probe, Verdict};
 use rustix::fs::{Mode, OFlags};
@@ -123,7 +123,8 @@ impl Report {
         }
         if defaults.is_empty() && self.defaults.is_ok() {
             let files: Vec<_> = defaults::files().iter().map(|path| path.display().to_string()).collect();
-            line("other defaults", format!("none in {}", files.join(" or ")));
+            let none = || format!("none in {}", files.join(" or "));
+            line("other defaults", if files.is_empty() { format!("none: {ENV_DEFAULTS} is 0") } else { none() });
         }
         facts
     }

@@ -77,12 +77,15 @@ pub fn catch_signals() {
 /// # Errors
 /// It could not be started, or ended in another way than it should.
 pub fn run(spec: &Spec, pager: &Pager<'_>) -> Result<Sample> {
-    let (this, farpage) = (commands::this(), commands::farpage());
-    let mut command = Command::new(if matches!(pager, Pager::Run(..)) { &farpage } else { &this });
-    if let Pager::Run(ram, options) = pager {
-        command.args(["run", "--quiet", "--ram", &ram.to_string()]).args(*options);
-        command.arg("--").arg(&this);
-    }
+    let this = commands::this();
+    let mut command = match pager {
+        Pager::Run(ram, options) => {
+            let mut command = commands::farpage_run();
+            command.args(["--quiet", "--ram", &ram.to_string()]).args(*options).arg("--").arg(&this);
+            command
+        }
+        _ => Command::new(&this),
+    };
     let text = serde_json::to_string(spec).map_err(|e| Failure::new(format!("cannot describe the workload: {e}")))?;
     command.arg("bench-workload").arg(text).stdin(Stdio::piped()).stdout(Stdio::piped());
     if let Pager::Kernel(side) = pager {

@@ -134,9 +134,8 @@ pub fn run(program: &Invocation, pager: &Pager<'_>, meter: Option<&KernelSide>) 
     let stats = if let Pager::Farpage(..) = pager { Some(Stats::new()?) } else { None };
     let mut command = match (pager, &stats) {
         (Pager::Farpage(ram, options), Some(stats)) => {
-            let exe = commands::farpage();
-            let mut command = Command::new(exe);
-            command.args(["run", "--quiet", "--ram", &ram.to_string(), "--stats-json"]).arg(stats.path());
+            let mut command = commands::farpage_run();
+            command.args(["--quiet", "--ram", &ram.to_string(), "--stats-json"]).arg(stats.path());
             command.args(*options).arg("--").args(&program.argv);
             command
         }

@@ -127,6 +127,7 @@ pub fn main(args: RunArgs) -> Result<ExitCode> {
     image.set("LD_PRELOAD", &preload::ld_preload(&library, std::env::var_os("LD_PRELOAD").as_deref()))?;
     image.unset(conf::ENV_STAT_FD);
     image.unset(ENV_RAM);
+    image.unset(conf::ENV_DEFAULTS);
     match device {
         Some(device) => image.set(conf::ENV_UFFD_FD, device.as_raw_fd().to_string().as_bytes())?,
         None => image.unset(conf::ENV_UFFD_FD),

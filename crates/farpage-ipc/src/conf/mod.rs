@@ -33,6 +33,9 @@ pub const ENV_STAT_FD: &str = "FARPAGE_STAT_FD";
 /// Set to anything but `0` or the empty string: the preload library does nothing.
 pub const ENV_DISABLE: &str = "FARPAGE_DISABLE";
 
+/// Set to `0`: `farpage run` takes no options from files. For those that measure, or start it from a program.
+pub const ENV_DEFAULTS: &str = "FARPAGE_DEFAULTS";
+
 /// What an environment would say if the process had been started by `farpage run`: it runs already, and its environment
 /// is its own.
 static GIVEN: OnceLock<Vec<(&'static str, String)>> = OnceLock::new();
