@@ -24,8 +24,8 @@ SOAK_MB ?= 512
 SOAK_RAM ?= 128M
 
 .PHONY: all help check test-one fuzz coverage hooks run setup setup-tests build build-checked install uninstall deb \
-	wheel dist told test-all test-install test-packages test-python test-programs test-loom test lint unit models loom tsan miri \
-	breakages stress situations programs programs-all soak bench bench-suite pictures book clean
+	wheel dist told test-all test-install test-packages test-python test-programs test-loom test lint unit models loom \
+	tsan miri breakages stress situations programs programs-all soak bench bench-suite pictures book clean
 .NOTPARALLEL:
 
 all: build

@@ -82,6 +82,11 @@ class Holding(Situation):
         with process:
             pass
 
+    def assert_refused(self, done, why):
+        """One sentence, with what to do."""
+        self.assertEqual((done.returncode, done.stdout), (1, ""), done.stderr)
+        self.assertRegex(done.stderr, rf"\Afarpage: cannot [^\n]*{why}[^\n]*\n(  help: [^\n]*\n)?\Z")
+
     def ask(self, process, line):
         process.stdin.write(line + "\n")
         return process.stdout.readline().strip()

@@ -191,6 +191,7 @@ nonsense
             assert_eq!(names.at(address), name, "{address:x}");
         }
     }
+
     #[test]
     fn anonymous_memory_is_what_is_known_of_it() {
         let maps = b"\

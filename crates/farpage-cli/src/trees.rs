@@ -166,6 +166,11 @@ impl Tree {
         self.budget().unwrap_or(budget)
     }
 
+    /// A process that lives, by the number that it knows itself.
+    pub fn member(&self, number: u64) -> Option<&Member> {
+        self.segment.living().find(|member| u64::from(member.pid.load(Relaxed)) == number)
+    }
+
     /// Members that live, the largest first.
     pub fn members(&self) -> Vec<&Member> {
         let mut members: Vec<&Member> = self.segment.living().collect();

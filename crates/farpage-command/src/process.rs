@@ -44,6 +44,11 @@ impl Status {
         self.value("Uid:").split_whitespace().nth(1).and_then(|uid| uid.parse().ok()).unwrap_or(0)
     }
 
+    /// Its number in each of its pid namespaces; the last is the one that it knows itself.
+    pub fn numbers(&self) -> impl DoubleEndedIterator<Item = u32> + '_ {
+        self.value("NSpid:").split_whitespace().filter_map(|number| number.parse().ok())
+    }
+
     /// Resident anonymous memory, bytes; 0 for threads of the kernel's.
     pub fn anonymous(&self) -> u64 {
         self.value("RssAnon:").trim_end_matches(" kB").parse::<u64>().map_or(0, |kib| kib << 10)

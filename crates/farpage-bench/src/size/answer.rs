@@ -1,6 +1,6 @@
 //! What measured runs say: a curve that does not fall with less memory, and the answer, which is one of the budgets
-//! that were measured. What was predicted is only shown between them, or says which budget to measure next. Numbers only;
-//! called by [`super`]. Budgets are bytes.
+//! that were measured. What was predicted is only shown between them, or says which budget to measure next. Numbers
+//! only; called by [`super`]. Budgets are bytes.
 
 use super::budgets::{self, KNEES, RAM_MIN};
 use super::model::{Model, Run, Work};

@@ -90,8 +90,8 @@ impl Found {
             let tried = self.runs.iter().map(|run| run.measured.ram);
             let (least, most) = tried.fold((self.peak, 0.0f64), |(least, most), ram| (least.min(ram), most.max(ram)));
             return format!(
-                "{program} needs all of its {}, or nearly: it took more than {} times as long\nwith each budget that was \
-                 tried, from {} down to {}.",
+                "{program} needs all of its {}, or nearly: it took more than {} times as long\nwith each budget that \
+                 was tried, from {} down to {}.",
                 mib(self.peak),
                 knee.0,
                 mib(most),

@@ -41,7 +41,7 @@ complete -c farpage -n "__fish_farpage_needs_command" -f -a "doctor" -d 'Check w
 complete -c farpage -n "__fish_farpage_needs_command" -f -a "swapoff" -d 'Remove pages that ended programs have left on a Redis server'
 complete -c farpage -n "__fish_farpage_needs_command" -f -a "size" -d 'Find out how much RAM a program needs, by timing it with less and less'
 complete -c farpage -n "__fish_farpage_needs_command" -f -a "bench" -d 'Compare farpage with the kernel\'s swap'
-complete -c farpage -n "__fish_farpage_using_subcommand run" -s m -l ram -l memory -d 'RAM budget: 512M, 25%. The same: --memory' -r
+complete -c farpage -n "__fish_farpage_using_subcommand run" -s m -l ram -l memory -d 'RAM budget: 512M, 25%' -r
 complete -c farpage -n "__fish_farpage_using_subcommand run" -l ram-per-process -d 'Budget for each process. Without --ram there is no common budget' -r
 complete -c farpage -n "__fish_farpage_using_subcommand run" -l swap -d 'Swap device [default: zram, then file:/var/tmp]' -r
 complete -c farpage -n "__fish_farpage_using_subcommand run" -l readahead -d 'Readahead, parts separated by commas: none, stream, vma or slot; page_cluster=N (at most 2^N pages at a time); vma_ra_enabled=0|1; exact (pages wait for their touch, so that hits are exact) [default: stream,page_cluster=5]' -r
@@ -61,7 +61,7 @@ complete -c farpage -n "__fish_farpage_using_subcommand run" -l force -d 'Try wh
 complete -c farpage -n "__fish_farpage_using_subcommand run" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c farpage -n "__fish_farpage_using_subcommand attach" -l unit -d 'Attach to every process of this systemd unit, found by its cgroup, under one budget' -r
 complete -c farpage -n "__fish_farpage_using_subcommand attach" -l cgroup -d 'Attach to every process of this cgroup and of those below it, under one budget' -r -F
-complete -c farpage -n "__fish_farpage_using_subcommand attach" -s m -l ram -l memory -d 'Budget for resident anonymous memory of the process and of what it starts. The same: --memory' -r
+complete -c farpage -n "__fish_farpage_using_subcommand attach" -s m -l ram -l memory -d 'Budget for resident anonymous memory of the process and of what it starts' -r
 complete -c farpage -n "__fish_farpage_using_subcommand attach" -l swap -d 'Swap device [default: zram, then file:/var/tmp]' -r
 complete -c farpage -n "__fish_farpage_using_subcommand attach" -l readahead -d 'Readahead, parts separated by commas: none, stream, vma or slot; page_cluster=N (at most 2^N pages at a time); vma_ra_enabled=0|1; exact (pages wait for their touch, so that hits are exact) [default: stream,page_cluster=5]' -r
 complete -c farpage -n "__fish_farpage_using_subcommand attach" -l idle-poll -d 'Keep idle CPUs from sleeping while faults come fast (auto: on machines of up to 8 CPUs)' -r -f -a "auto\t''
@@ -90,7 +90,7 @@ complete -c farpage -n "__fish_farpage_using_subcommand park" -s v -l verbose -d
 complete -c farpage -n "__fish_farpage_using_subcommand park" -s h -l help -d 'Print help'
 complete -c farpage -n "__fish_farpage_using_subcommand unpark" -s v -l verbose -d 'Say on stderr what is being done'
 complete -c farpage -n "__fish_farpage_using_subcommand unpark" -s h -l help -d 'Print help'
-complete -c farpage -n "__fish_farpage_using_subcommand set" -s m -l ram -l memory -d 'New budget of the whole tree, or max for none. Compressed memory does not grow beyond what was reserved at the start. The same: --memory' -r
+complete -c farpage -n "__fish_farpage_using_subcommand set" -s m -l ram -l memory -d 'New budget of the whole tree, or max for none. Compressed memory does not grow beyond what was reserved at the start' -r
 complete -c farpage -n "__fish_farpage_using_subcommand set" -s h -l help -d 'Print help'
 complete -c farpage -n "__fish_farpage_using_subcommand stat" -l watch -d 'Repeat every SECONDS (default 1), with rates, until the process ends. Put PID before this option' -r
 complete -c farpage -n "__fish_farpage_using_subcommand stat" -l output -d 'Write the metrics to FILE in Prometheus text format, for node_exporter\'s textfile collector' -r -F
@@ -122,7 +122,7 @@ complete -c farpage -n "__fish_farpage_using_subcommand size" -l quick -d 'Take 
 complete -c farpage -n "__fish_farpage_using_subcommand size" -s h -l help -d 'Print help'
 complete -c farpage -n "__fish_farpage_using_subcommand bench; and not __fish_seen_subcommand_from program" -s h -l help -d 'Print help'
 complete -c farpage -n "__fish_farpage_using_subcommand bench; and not __fish_seen_subcommand_from program" -f -a "program" -d 'A program of yours on the kernel\'s swap and under farpage, with equal memory'
-complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from program" -s m -l ram -l memory -d 'The kernel\'s memory limit: a size, or a percentage of what the program takes as it is; several, joined by commas, give a curve [default: 25%, some programs of the suite 50%; at least 16M]. The same: --memory' -r
+complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from program" -s m -l ram -l memory -d 'The kernel\'s memory limit: a size, or a percentage of what the program takes as it is; several, joined by commas, give a curve [default: 25%, some programs of the suite 50%; at least 16M]' -r
 complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from program" -l against -d 'What the kernel swaps to' -r -f -a "zram\t'Swap on compressed RAM'
 file\t'A swap file'"
 complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from program" -l rounds -d 'How often everything is measured' -r

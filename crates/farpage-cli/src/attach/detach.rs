@@ -5,11 +5,13 @@
 //!
 //! Caller: `main`. No locks.
 
+use super::family::some;
 use super::start;
 use super::target::Target;
 use crate::args::DetachArgs;
 use crate::cgroup::{self, Group};
 use crate::failure::{Failure, Result, say};
+use crate::process::Status;
 use crate::set::falls;
 use crate::trees::{self, Tree, bytes, size_of};
 use farpage_command::machine::meminfo;
@@ -26,8 +28,6 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(5);
 /// What is to be left of the machine's memory, or of a cgroup's: a part of what comes in.
 const LEFT_PART: u64 = 8;
-/// Processes that are named.
-const NAMED: usize = 3;
 
 /// Runs the subcommand.
 ///
@@ -46,7 +46,9 @@ pub fn main(args: &DetachArgs) -> Result<ExitCode> {
         Ok(false) => return Err(refuse(&target, "its engine is being started").help("try again")),
         Err(failure) => {
             let why = format!("its memory is its own, but what it was given is still open: {}", failure.sentence);
-            return Err(refuse(&target, &why));
+            let failure = refuse(&target, &why);
+            let has_tree = trees::id_of(pid).is_some();
+            return Err(if has_tree { failure.help(format!("farpage detach {pid} again")) } else { failure });
         }
     }
     let name = target.name.escape_debug();
@@ -67,7 +69,6 @@ fn refuse(target: &Target, why: &str) -> Failure {
 fn look(target: &Target, tree: &Tree) -> Result<()> {
     let pid = target.pid;
     let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-    let names_us = |text: &[u8]| text.starts_with(b"LD_PRELOAD=") && String::from_utf8_lossy(text).contains("farpage");
     if environment.split(|byte| *byte == 0).any(names_us) {
         let why = "it was started under farpage, as its environment says, and so is what it starts";
         let help =
@@ -96,22 +97,33 @@ fn look(target: &Target, tree: &Tree) -> Result<()> {
     Ok(())
 }
 
+/// Whether it is the `LD_PRELOAD` of a program that is started under farpage.
+fn names_us(variable: &[u8]) -> bool {
+    let libraries = variable.strip_prefix(b"LD_PRELOAD=").unwrap_or_default().split(|byte| b" :".contains(byte));
+    let file_name = |path| String::from_utf8_lossy(path).rsplit('/').next().unwrap_or_default().to_owned();
+    libraries.map(file_name).any(|name| name.contains("libfarpage_preload"))
+}
+
 /// Its place in the tree, if it has an engine.
 fn member_with_engine(tree: &Tree, pid: u32) -> Option<&Member> {
-    let has_engine = |m: &&Member| matches!(m.kind(), MemberKind::Watched | MemberKind::Managed);
-    tree.segment.living().find(|m| m.pid.load(Relaxed) == pid).filter(has_engine)
+    let own = Status::read(pid).ok()?.numbers().next_back()?;
+    tree.member(own.into()).filter(|m| matches!(m.kind(), MemberKind::Watched | MemberKind::Managed))
 }
 
 /// All of it comes in, and its engine ends; or all is as it was.
 fn bring_in(target: &Target, member: &Member) -> Result<()> {
-    let pid = target.pid;
+    let (pid, own) = (target.pid, member.pid.load(Relaxed));
     let before = member.park.swap(DETACH, SeqCst);
     member.ring();
     // The last step is that it leaves.
-    let left = || if member.claim.is_live() && member.pid.load(Relaxed) == pid { member.swapped.load() + 1 } else { 0 };
+    let left = || if member.claim.is_live() && member.pid.load(Relaxed) == own { member.swapped.load() + 1 } else { 0 };
     let least = falls(0, PATIENCE, left);
-    if least == 0 || member.park.compare_exchange(DETACH, before, SeqCst, SeqCst).is_err() {
+    if least == 0 {
         return Ok(());
+    }
+    if member.park.compare_exchange(DETACH, before, SeqCst, SeqCst).is_err() {
+        let why = "its park state was changed meanwhile";
+        return if left() == 0 { Ok(()) } else { Err(refuse(target, why).help("try again")) };
     }
     member.ring();
     let why = format!("{} of it does not come in", size_of(least - 1));
@@ -126,11 +138,19 @@ fn say_who_stays(tree: &Tree) {
     if stay.is_empty() {
         return;
     }
-    let named =
-        stay.iter().take(NAMED).map(|(pid, name)| format!("process {pid} ({name})")).collect::<Vec<_>>().join(", ");
-    let more = match stay.len().saturating_sub(NAMED) {
-        0 => String::new(),
-        more => format!(" and {more} more"),
-    };
-    say(format_args!("farpage: within the budget there are still {named}{more}"));
+    let named = some(stay.into_iter().map(|(pid, name)| format!("process {pid} ({name})")).collect());
+    say(format_args!("farpage: within the budget there are still {named}"));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::names_us;
+
+    #[test]
+    fn the_library_is_told_by_its_file_name() {
+        let names = |text: &str| names_us(text.as_bytes());
+        assert!(names("LD_PRELOAD=/a.so:/usr/lib/farpage/libfarpage_preload.so"));
+        assert!(!names("LD_PRELOAD=/home/farpage-dev/x.so /libfarpage_preload/y.so"));
+        assert!(!names("PRELOAD=/libfarpage_preload.so"));
+    }
 }

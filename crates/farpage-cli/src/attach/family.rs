@@ -38,7 +38,7 @@ pub fn descendants(pid: u32) -> Vec<u32> {
 /// pid namespace, and know each other by their numbers there.
 pub fn is_tree_of(all: &[u32], pid: u32) -> bool {
     let Ok(tree) = trees::of(pid) else { return false };
-    let own_number = |pid: &u32| Status::read(*pid).ok()?.value("NSpid:").split_whitespace().next_back()?.parse().ok();
+    let own_number = |pid: &u32| Status::read(*pid).ok()?.numbers().next_back();
     let numbers: BTreeSet<u32> = all.iter().filter_map(own_number).collect();
     numbers.iter().any(|number| tree.segment.is_first(*number))
         || tree.members().iter().all(|member| numbers.contains(&member.pid.load(Relaxed)))
@@ -85,6 +85,14 @@ pub fn take_in(of: u32, all: impl Fn() -> Vec<u32>, refused: Vec<(u32, Failure)>
     Ok(())
 }
 
+/// The first ones by name, and how many more there are.
+pub fn some(mut names: Vec<String>) -> String {
+    let more = names.len().saturating_sub(NAMED);
+    names.truncate(NAMED);
+    let named = names.join(", ");
+    if more > 0 { format!("{named} and {more} more") } else { named }
+}
+
 /// One line, if those that stay outside have much of a budget of `bytes`.
 pub fn warn_of_those_outside(target: &Target, bytes: u64) {
     let mut outside: Vec<(u64, u32)> =
@@ -94,9 +102,9 @@ pub fn warn_of_those_outside(target: &Target, bytes: u64) {
         return;
     }
     outside.sort_unstable_by_key(|(has, _)| std::cmp::Reverse(*has));
-    let named = outside.iter().take(NAMED);
-    let named = named.map(|(has, pid)| format!("process {pid} ({}) {}", trees::comm(*pid), size::format(*has)));
-    let named = named.collect::<Vec<_>>().join(", ");
+    let named =
+        outside.iter().map(|(has, pid)| format!("process {pid} ({}) {}", trees::comm(*pid), size::format(*has)));
+    let named = some(named.collect());
     let (pid, name, all) = (target.pid, target.name.escape_debug(), size::format(all));
     say(format_args!(
         "farpage: what process {pid} ({name}) started before has {all}, and is outside of the budget: {named}\n  \

@@ -199,8 +199,7 @@ pub fn printable(name: &[u8]) -> String {
 
 /// The process's number in each of its pid namespaces.
 fn own_pids(pid: u32) -> Vec<u64> {
-    let of = |status: Status| status.value("NSpid:").split_whitespace().filter_map(|n| n.parse().ok()).collect();
-    Status::read(pid).map(of).unwrap_or_default()
+    Status::read(pid).map(|status| status.numbers().map(u64::from).collect()).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -180,6 +180,8 @@ Begin with farpage doctor, which says whether it works here, and farpage run.",
 const RUN_ENVIRONMENT: &str = "\
 FARPAGE_RAM, FARPAGE_SWAP
     what --ram and --swap are where they are not given; devices are separated by semicolons
+FARPAGE_DEFAULTS
+    0: no options are taken from files
 FARPAGE_DISABLE
     anything but 0 or nothing: the program runs without a budget, to find out whether farpage is the cause of \
     something

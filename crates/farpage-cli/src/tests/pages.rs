@@ -121,17 +121,10 @@ fn for_users(command: &Command) -> Command {
         .disable_help_subcommand(true)
 }
 
-/// What the short help leaves out has its place in the manual. So have second names, which clap_mangen does not know.
+/// What the short help leaves out has its place in the manual.
 fn with_long_help(command: Command) -> Command {
     let names: Vec<String> = command.get_subcommands().map(|c| c.get_name().to_owned()).collect();
-    let command = command.mut_args(|argument| {
-        let argument = argument.hide_short_help(false).hide_long_help(false);
-        let others = argument.get_visible_aliases().map(|names| names.join(", --"));
-        match (others, argument.get_help().cloned()) {
-            (Some(names), Some(help)) => argument.help(format!("{help}. The same: --{names}")),
-            _ => argument,
-        }
-    });
+    let command = command.mut_args(|argument| argument.hide_short_help(false).hide_long_help(false));
     names.into_iter().fold(command, |command, name| command.mut_subcommand(name, with_long_help))
 }
 

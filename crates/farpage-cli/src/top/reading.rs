@@ -10,7 +10,6 @@ use crate::stat_cmd::find::{self, Managed};
 use crate::trees::{self, Tree, bytes};
 use crate::users::Users;
 use farpage_ipc::stat::percentile_ns;
-use farpage_ipc::tree::Member;
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -191,7 +190,7 @@ impl Monitor {
             let tree = trees.iter().find(|tree| tree.processes.contains(&one.pid));
             for page in one.pages.into_iter().flatten() {
                 let id = Id { pid: one.pid, pager: page.pager().unwrap_or(0) };
-                let member = tree.filter(|_| id.pager == 0).and_then(|tree| member_of(tree, page.pid()));
+                let member = tree.filter(|_| id.pager == 0).and_then(|tree| tree.member(page.pid()));
                 let claim = member.map(|member| bytes(member.claim.held()));
                 let is_parked = member.is_some_and(park::is_parked);
                 let waits_its_turn = member.is_some_and(|member| member.held.load(Relaxed) != 0);
@@ -232,11 +231,6 @@ impl Monitor {
             points.pop_front();
         }
     }
-}
-
-/// A process of a tree. It is known there by the number that it sees itself.
-fn member_of(tree: &Tree, pid: u64) -> Option<&Member> {
-    tree.segment.living().find(|member| u64::from(member.pid.load(Relaxed)) == pid)
 }
 
 fn row(tree: &Tree) -> TreeRow {
