@@ -221,7 +221,7 @@ class Lanes:
             began = time.monotonic()
             with tempfile.TemporaryFile("w+", errors="replace") as said:
                 process = subprocess.Popen(job.command, stdin=subprocess.DEVNULL, stdout=said, stderr=said,
-                                           start_new_session=True, **job.options)
+                                           process_group=0, **job.options)
                 self.running[job.name] = process
                 _, status, used = os.wait4(process.pid, 0)
                 process.returncode = os.waitstatus_to_exitcode(status)

@@ -76,7 +76,7 @@ class Run:
             source = open(stdin, "rb") if stdin else open("/dev/null", "rb")
             with source:
                 self.main = subprocess.Popen(
-                    argv, cwd=cwd, env=env, stdin=source, stdout=out, stderr=err, start_new_session=True
+                    argv, cwd=cwd, env=env, stdin=source, stdout=out, stderr=err, process_group=0
                 )
 
     def sample(self):

@@ -101,10 +101,10 @@ class Situation(unittest.TestCase):
         self.addCleanup(shutil.rmtree, self.dir, ignore_errors=True)
 
     def run_plain(self, *argv, timeout=HANG, **options):
-        """Runs a program to its end; its whole session is killed if it hangs. The result is that of
+        """Runs a program to its end; its whole process group is killed if it hangs. The result is that of
         `subprocess.run`."""
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL, "text": True,
-                   "start_new_session": True} | options
+                   "process_group": 0} | options
         argv = [str(a) for a in argv]
         with subprocess.Popen(argv, **options) as process:
             try:

@@ -57,7 +57,7 @@ class Prefork(Situation):
         """What it says first, of a program that goes on until it is killed."""
         said = self.dir / "said"
         with said.open("w") as file:
-            process = subprocess.Popen([FARPAGE, "run", "--ram", ram, "--", *argv], stderr=file, start_new_session=True)
+            process = subprocess.Popen([FARPAGE, "run", "--ram", ram, "--", *argv], stderr=file, process_group=0)
         self.addCleanup(process.wait)
         self.addCleanup(os.killpg, process.pid, signal.SIGKILL)
         self.wait_until("something is said", lambda: said.read_text().endswith("\n"))

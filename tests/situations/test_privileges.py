@@ -93,7 +93,7 @@ class Privileges(Situation):
     def started(self, *how, under=(FARPAGE, "run", "--ram", "20M", "--")):
         argv = [str(a) for a in (*under, self.program, self.dir, *how)]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        with subprocess.Popen(argv, text=True, start_new_session=True, **pipes) as process:
+        with subprocess.Popen(argv, text=True, process_group=0, **pipes) as process:
             alarm = signal.signal(signal.SIGALRM, lambda *_: os.killpg(process.pid, signal.SIGKILL))
             signal.alarm(HANG)
             try:

@@ -80,7 +80,7 @@ class Server:
         if self.socket:
             self.socket.unlink(missing_ok=True)
         self.process = subprocess.Popen(self.argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                                        stderr=subprocess.DEVNULL, start_new_session=True)
+                                        stderr=subprocess.DEVNULL, process_group=0)
         end = time.monotonic() + HANG
         while not self.answers():
             if time.monotonic() > end or self.process.poll() is not None:
@@ -113,7 +113,7 @@ class Program:
     def __init__(self, test, swap, *options, code=FILL, before=(), preexec_fn=None):
         argv = [*before, FARPAGE, "run", "--ram", "16M", "--swap", swap, *options, "--", sys.executable, "-c", code]
         self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                        text=True, start_new_session=True, preexec_fn=preexec_fn)
+                                        text=True, process_group=0, preexec_fn=preexec_fn)
         self.test = test
         test.addCleanup(self.kill)
         self.first = self.process.stdout.readline()
@@ -368,7 +368,7 @@ class OtherDevices(Situation):
         swaps = ["--swap", f"nbd+unix://{self.dir / 'socket'},size=24M", "--swap", "file:/var/tmp"]
         argv = [FARPAGE, "run", "--ram", "16M", *swaps, "--", build("two_places.c"), "24", "48"]
         pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-        self.process = subprocess.Popen([str(a) for a in argv], **pipes, text=True, start_new_session=True)
+        self.process = subprocess.Popen([str(a) for a in argv], **pipes, text=True, process_group=0)
         self.addCleanup(self.end)
         self.assertEqual(self.process.stdout.readline(), "full\n")
 

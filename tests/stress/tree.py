@@ -28,13 +28,13 @@ def pss_anon(pid):
         return 0
 
 
-def processes(session):
-    """Of a session, by the sixth field of /proc/PID/stat."""
+def processes(group):
+    """Of a process group, by the fifth field of /proc/PID/stat."""
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
                 with open(f"/proc/{name}/stat") as text:
-                    if int(text.read().rsplit(")", 1)[1].split()[3]) == session:
+                    if int(text.read().rsplit(")", 1)[1].split()[2]) == group:
                         yield int(name)
             except (OSError, IndexError):
                 pass
@@ -62,10 +62,10 @@ class Meter:
             with open(f"{self.path}/cgroup.procs", "w") as procs:
                 procs.write("0")
 
-    def anonymous(self, session):
+    def anonymous(self, group):
         """MiB."""
         if not self.path:
-            return sum(pss_anon(pid) for pid in processes(session))
+            return sum(pss_anon(pid) for pid in processes(group))
         with open(f"{self.path}/memory.stat") as text:
             stat = dict(line.split() for line in text)
         return int(stat.get("total_rss", stat.get("anon"))) / (1 << 20)
@@ -90,7 +90,7 @@ class Tree:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            start_new_session=True,
+            process_group=0,
             preexec_fn=self.meter.enter,
         )
         self.sampler = threading.Thread(target=self.sample)

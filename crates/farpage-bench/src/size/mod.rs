@@ -235,8 +235,8 @@ impl Sizing<'_> {
         let end = self.plain_rounds()?;
         if (end / begin - 1.0).abs() > GOAL {
             let text = format!(
-                "as it is, it took {begin:.1} s at first and {end:.1} s at the end: what else runs here changes\n\
-                 times; --rounds 3 measures more often"
+                "as it is, it took {begin:.1} s at first and {end:.1} s at the end: other programs here\n\
+                 change its times; --rounds 3 measures more often"
             );
             self.notes.push(text);
         }
