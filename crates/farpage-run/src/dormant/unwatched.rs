@@ -18,7 +18,7 @@ static FORKED_WITH: AtomicU64 = AtomicU64::new(0);
 /// In a forked child without an engine: takes a place of its own. What its parent could fill it can, too, and what its
 /// parent has it can copy without a word: `reach` pages, where its parent does not say so itself. As [`hold`].
 pub(crate) fn forked(reach: Option<u64>) -> bool {
-    let of_parent = || tree::place().map_or(0, |parent| parent.reach.load());
+    let of_parent = || tree::place().map_or(0, |parent| parent.reach.load()).max(forked_with());
     let pages = reach.unwrap_or_else(of_parent);
     FORKED_WITH.store(pages, Relaxed);
     tree::joining::fork_child();
@@ -35,6 +35,10 @@ pub(crate) fn forked_with() -> u64 {
 pub(crate) fn hold(pages: u64) -> bool {
     let Some(segment) = tree::segment() else { return true };
     let Some(mine) = tree::mine() else { return false };
+    hold_in(segment, mine, pages, forked_with())
+}
+
+fn hold_in(segment: &Segment, mine: &Member, pages: u64, forked_with: u64) -> bool {
     if mine.kind() == MemberKind::Nested {
         return true; // the launcher of another tree, which claims for that
     }
@@ -58,16 +62,16 @@ pub(crate) fn hold(pages: u64) -> bool {
     }
     // A quarter of the budget is for those that can give. A forked child has brothers, with which it is to share: what
     // it has without an engine no other gets. Those that ended without a word have nothing any more.
-    let is_full = || match forked_with() {
+    let is_full = || match forked_with {
         0 => free(segment, mine) < segment.budget() / 4 + want,
         _ => is_full_for_child(segment, mine, pages),
     };
-    if is_full() && (strangers::sweep(segment).is_none() || is_full()) {
-        return false;
-    }
-    let got = segment.grow(mine, want);
+    let is_refused = is_full() && (strangers::sweep(segment).is_none() || is_full());
+    let got = if is_refused { 0 } else { segment.grow(mine, want) };
     if got < want {
         mine.claim.sub(got);
+        // It is watched from now on: others need not keep room for what it could fill.
+        mine.reach.store(now);
     }
     got == want
 }
@@ -85,7 +89,7 @@ fn free(segment: &Segment, mine: &Member) -> u64 {
 /// gets an engine, and what it has then only this process can give.
 pub(crate) fn leaves_no_room_for_a_child() -> bool {
     let (Some(segment), Some(mine)) = (tree::segment(), tree::mine()) else { return false };
-    let pages = mine.reach.load();
+    let pages = mine.reach.load().max(forked_with());
     let is_large = pages > SMALL.max(segment.budget() / SMALL_PART);
     is_large && mine.kind() == MemberKind::Dormant && is_full_for_child(segment, mine, pages)
 }
@@ -116,5 +120,20 @@ mod tests {
         assert!(!is_small(segment, 5_000, 0));
         assert!(is_small(segment, 5_000, 5_000), "it has them already");
         assert!(is_small(segment, SMALL, 0), "in any case");
+    }
+
+    /// A large process forks a child, and for a moment the child could copy all of it. What is small begins beside it.
+    #[test]
+    fn a_child_that_is_watched_takes_no_room_from_small_processes() {
+        let segment = tree::open(tree::create(100_000 * 4096, None).unwrap().as_fd()).unwrap();
+        let taken = |pid| {
+            let member = segment.member_for_test(pid);
+            member.set_kind(MemberKind::Dormant);
+            member
+        };
+        let (child, small) = (taken(1), taken(2));
+        assert!(!hold_in(segment, child, 80_000, 80_000), "it gets an engine");
+        assert_eq!((segment.dormant(), segment.hidden(), child.claim.held()), (0, 0, 0));
+        assert!(hold_in(segment, small, 4_000, 0) && small.claim.held() == 4_000);
     }
 }
