@@ -25,7 +25,7 @@ SOAK_RAM ?= 128M
 
 .PHONY: all help check test-one fuzz coverage hooks run setup setup-tests build build-checked install uninstall deb \
 	wheel dist told test-all test-install test-packages test-python test-programs test-loom test lint unit models loom \
-	tsan miri breakages stress situations programs programs-all soak bench bench-suite pictures book clean
+	tsan miri breakages stress situations programs programs-all soak bench bench-check bench-suite pictures book clean
 .NOTPARALLEL:
 
 all: build
@@ -313,8 +313,13 @@ bench: setup build
 	@for mode in $(BENCH_MODES); do \
 		echo "mode $$mode"; \
 		$(BUILT)/farpage-bench compare --mode $$mode --rounds $(BENCH_ROUNDS) --workload $(BENCH_WORKLOADS) \
-			--json $(BENCH_OUT)/compare-$$mode.json --html $(BENCH_OUT)/compare-$$mode.html || exit 1; \
+			--json $(BENCH_OUT)/compare-$$mode.json || exit 1; \
 	done
+
+## make bench-check [RECORD=--record]: whether this tree is slower than the recorded one; both are built, and run in turns
+RECORD ?=
+bench-check: setup
+	scripts/bench_check.py $(RECORD)
 
 ## make bench-suite [SUITE=sort,node]: common programs on the kernel's swap and under farpage; JSON in target/bench
 SUITE ?=
