@@ -13,8 +13,8 @@ SOURCE = ROOT / "crates/farpage-ipc/src/stat.rs"
 PAGE = ROOT / "docs/user/statistics.md"
 BEGIN, END = "<!-- counters -->\n", "<!-- end of counters -->\n"
 GROUPS = {
-    "level": "## Levels\n\nWhat is, at the last look. Names in `_bytes` are bytes, others pages.\n",
-    "counter": "## Counters\n\nWhat has happened since the start of the process.\n",
+    "level": "## Levels\n\nValues at the last update. Names ending in `_bytes` are in bytes, others in pages.\n",
+    "counter": "## Counters\n\nTotals since the start of the process.\n",
     "pager_level": "## Levels of pagers of regions only\n",
     "pager_counter": "## Counters of pagers of regions only\n",
 }
