@@ -240,13 +240,13 @@ impl Tree {
             "strangers_peak_bytes": of(&header.strangers_peak),
             "refused": header.refused.load(Relaxed),
             "gives": header.gives.load(Relaxed),
-            "pgmajfault": header.sums.major().load(Relaxed),
             "joined": header.joined.load(Relaxed),
             "waited_ns": header.sums.waited().as_nanos() as u64,
         });
         let sums = header.sums.page();
         for (name, sum) in [
             ("pgfault", &sums.pgfault),
+            ("pgmajfault", &sums.pgmajfault),
             ("pgmajfault_file", &sums.pgmajfault_file),
             ("pswpin", &sums.pswpin),
             ("pswpout", &sums.pswpout),

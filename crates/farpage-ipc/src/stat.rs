@@ -42,6 +42,9 @@ pub const BUCKETS: usize = 40 * SUB;
 
 macro_rules! fields {
     ($($kind:ident { $($(#[doc = $doc:literal])+ $name:ident = $shown:expr,)+ })+) => {
+        /// How many named values there are.
+        pub(crate) const VALUES: usize = [$($(stringify!($name)),+),+].len();
+
         /// The shared page. Values ending in `_bytes` are bytes, in `_ns` nanoseconds, the others counts.
         #[repr(C)]
         #[derive(Debug)]
@@ -84,6 +87,12 @@ macro_rules! fields {
                     false => !kind.starts_with("pager"),
                 });
                 values.into_iter().map(|(_, value)| value).collect()
+            }
+
+            /// What an engine counts, in order.
+            pub(crate) fn counters(&self) -> impl Iterator<Item = &AtomicU64> {
+                let all = [$($((stringify!($kind), &self.$name)),+),+];
+                all.into_iter().filter(|(kind, _)| *kind == "counter").map(|(_, counter)| counter)
             }
 
             /// One of them; `None`: there is none of this name.

@@ -62,9 +62,6 @@ pub struct Sample {
     pub value: Amount,
 }
 
-/// Samples with the same labels are no further from each other than this in a family: those of a tree's pagers.
-const NEAR: usize = 64;
-
 /// Names of labels, and what they say.
 pub type Labels = Vec<(&'static str, String)>;
 
@@ -78,24 +75,6 @@ pub enum Amount {
     /// Bounds in seconds, and how many were below each; how many there were; how long they took together, nanoseconds.
     Below(Vec<(f64, u64)>, u64, u64),
 }
-
-/// What trees sum up ([`farpage_ipc::tree::sums`]), besides how many devices were full.
-const SUMMED: [&str; 12] = [
-    "pgmajfault",
-    "pgmajfault_file",
-    "pgfault",
-    "fault_wait_ns",
-    "alloc_wait_ns",
-    "pswpin",
-    "pswpout",
-    "swpout_zero",
-    "workingset_refault_cached",
-    "file_read_bytes",
-    "file_write_bytes",
-    "pool_writeback",
-];
-/// Summed up, and an error.
-const FULL: &str = "swap_full";
 
 impl Amount {
     /// Both together.
@@ -129,7 +108,7 @@ impl Families {
             self.0.len() - 1
         });
         let samples = &mut self.0[at].samples;
-        match samples.iter_mut().rev().take(NEAR).find(|sample| sample.labels == labels) {
+        match samples.last_mut().filter(|sample| sample.labels == labels) {
             Some(sample) => sample.value.and(&value),
             None => samples.push(Sample { labels, value }),
         }
@@ -155,28 +134,35 @@ pub fn families(processes: &[Managed], trees: &[Tree], per_process: bool) -> Vec
         vec![("tree", tree.to_string()), ("command", command), ("user", users.of(pid)), ("cgroup", cgroup)]
     };
     let tree_of = |pid: u32| trees.iter().find(|tree| tree.processes.contains(&pid));
+    let pages = processes.iter().flat_map(|one| one.pages.iter().flatten().map(move |page| (one, page)));
+    let mut pages: Vec<_> = pages.map(|(one, page)| (one, page, tree_of(one.pid))).collect();
     // Those with the same labels are beside each other.
-    let mut sorted: Vec<(&Managed, Option<&Tree>)> = processes.iter().map(|one| (one, tree_of(one.pid))).collect();
-    sorted.sort_by_key(|(one, tree)| (tree.map_or(one.pid, |tree| tree.pid), one.pid));
+    pages.sort_by_key(|(one, page, tree)| (tree.map_or(one.pid, |tree| tree.pid), page.pager().is_some(), one.pid));
     let mut seen = BTreeSet::new();
-    for (one, tree) in sorted {
-        let labels = match tree.filter(|_| !per_process) {
+    for (one, page, tree) in pages {
+        if !seen.insert((one.pid, page.pager())) {
+            continue;
+        }
+        // A tree sums up what its engines count, and nothing of pagers.
+        let together = tree.filter(|_| !per_process && page.pager().is_none());
+        let mut labels = match together {
             Some(tree) => place_of(tree.pid, tree.pid, comm(tree.pid)),
             None => place_of(tree.map_or(one.pid, |tree| tree.pid), one.pid, one.command.clone()),
         };
-        let labels = labels.into_iter().chain(per_process.then(|| ("pid", one.pid.to_string()))).collect();
-        for page in one.pages.iter().flatten() {
-            if seen.insert((one.pid, page.pager())) {
-                of_page(&mut families, &labels, page, tree.is_some() && !per_process);
-            }
+        if per_process || tree.is_some() && together.is_none() {
+            labels.push(("pid", one.pid.to_string()));
         }
+        of_page(&mut families, &labels, page, together.is_some());
     }
     for tree in trees {
         let labels = place_of(tree.pid, tree.pid, comm(tree.pid));
+        let sums = Page::of_tree(&tree.segment.header.sums);
         if !per_process {
-            of_sums(&mut families, &labels, &Page::of_tree(&tree.segment.header.sums));
+            let labels = with_pager(&labels, None);
+            let counters = sums.values().into_iter().filter(|value| value.counter);
+            counters.for_each(|value| of_value(&mut families, value, &labels));
         }
-        of_tree(&mut families, &labels, tree);
+        of_tree(&mut families, &labels, tree, sums.get("pgmajfault"));
     }
     families.0
 }
@@ -186,30 +172,18 @@ fn with_pager(labels: &Labels, pager: Option<u64>) -> Labels {
     labels.iter().cloned().chain([("pager", pager)]).collect()
 }
 
-/// The metrics of one engine or pager. `is_summed`: its tree has counted together what an engine counts.
+/// The metrics of one engine or pager. `is_summed`: its tree sums up what it counts.
 fn of_page(families: &mut Families, labels: &Labels, page: &Page, is_summed: bool) {
     let labels = with_pager(labels, page.pager());
-    let is_engine = page.pager().is_none();
-    for value in page.values() {
-        let is_error = matches!(value.shown.exported, Exported::Error(_)) && value.name != FULL;
-        if !(is_summed && is_engine && value.counter) || is_error {
-            of_value(families, value, &labels);
-        }
-    }
+    let values = page.values().into_iter().filter(|value| !(is_summed && value.counter));
+    values.for_each(|value| of_value(families, value, &labels));
     // Pagers serve faults in the faulting thread, and only add up how long they took.
-    if is_engine && !is_summed {
+    if page.pager().is_none() && !is_summed {
         let (below, count) = latencies(&page.latency_counts());
         let help = "Service time of faults, from the message read to the thread woken.";
         let name = "fault_duration_seconds";
         families.add(name, FamilyKind::Histogram, help, labels, Amount::Below(below, count, page.get("fault_wait_ns")));
     }
-}
-
-/// What all engines of a tree have counted, those that have ended included.
-fn of_sums(families: &mut Families, labels: &Labels, page: &Page) {
-    let labels = with_pager(labels, None);
-    let values = page.values().into_iter().filter(|value| value.name == FULL || SUMMED.contains(&value.name));
-    values.for_each(|value| of_value(families, value, &labels));
 }
 
 fn of_value(families: &mut Families, value: Value, labels: &Labels) {
@@ -240,8 +214,8 @@ fn latencies(counts: &[u64]) -> (Vec<(f64, u64)>, u64) {
     (bounds.collect(), below(u64::MAX))
 }
 
-/// The metrics of one tree.
-fn of_tree(families: &mut Families, labels: &Labels, tree: &Tree) {
+/// The metrics of one tree, whose processes had so many major faults.
+fn of_tree(families: &mut Families, labels: &Labels, tree: &Tree, major: u64) {
     let (header, members) = (&tree.segment.header, tree.members());
     let strangers = members.iter().filter(|member| member.kind() == MemberKind::Stranger).count();
     let labels = || labels.clone();
@@ -258,12 +232,12 @@ fn of_tree(families: &mut Families, labels: &Labels, tree: &Tree) {
         families.add(name, gauge, help, labels(), Amount::Whole(value));
     }
     for (name, help, value) in [
-        ("tree_refused", "How often a process of a tree got less than it wanted.", &header.refused),
-        ("tree_gives", "How often a process of a tree gave something.", &header.gives),
-        ("tree_pgmajfault", "Faults of all processes of a tree that read a swap device.", header.sums.major()),
-        ("tree_joined", "Processes that were in a tree so far.", &header.joined),
+        ("tree_refused", "How often a process of a tree got less than it wanted.", header.refused.load(Relaxed)),
+        ("tree_gives", "How often a process of a tree gave something.", header.gives.load(Relaxed)),
+        ("tree_pgmajfault", "Faults of all processes of a tree that read a swap device.", major),
+        ("tree_joined", "Processes that were in a tree so far.", header.joined.load(Relaxed)),
     ] {
-        families.add(name, FamilyKind::Counter, help, labels(), Amount::Whole(value.load(Relaxed)));
+        families.add(name, FamilyKind::Counter, help, labels(), Amount::Whole(value));
     }
 }
 

@@ -180,30 +180,36 @@ fn a_tree_is_one_set_of_series() {
     let mut tree = tree_of_this_process();
     let own = tree.pid;
     tree.processes = vec![own, GONE - 1, GONE];
-    let members = || [own, GONE - 1, GONE].map(|pid| Managed { pid, ..process("p", some_numbers) });
+    let mut members =
+        [own, GONE - 1, GONE].map(|pid| Managed { pid, ..process("p", some_numbers) }).into_iter().collect::<Vec<_>>();
     Page::for_test(|stat| {
         some_numbers(stat);
-        let majors = [&stat.pgmajfault, &stat.pgmajfault_file, &stat.workingset_refault_cached];
-        let pages = [&stat.pswpin, &stat.pswpout, &stat.swpout_zero, &stat.pool_writeback];
-        let files = [&stat.file_read_bytes, &stat.file_write_bytes, &stat.swap_full];
-        [&majors[..], &pages, &files].concat().into_iter().for_each(|count| count.store(1, Relaxed));
         tree.segment.header.sums.add(stat);
     });
-    let summed = Page::of_tree(&tree.segment.header.sums);
-    assert!(SUMMED.iter().chain([&FULL]).all(|name| summed.get(name) > 0));
-    let text = write(&families(&members(), &[tree], false), Exposition::OpenMetrics);
+    let trees = [tree];
+    let text = write(&families(&members, &trees, false), Exposition::OpenMetrics);
     checked(&text);
-    let lines = |name: &str, pager: &str| -> Vec<f64> {
+    let lines = |text: &str, name: &str, rest: &str| -> Vec<f64> {
         let of = text.lines().filter(|line| line.starts_with(&format!("{name}{{tree=\"{own}\",")));
-        let of = of.filter(|line| line.contains(&format!(",pager=\"{pager}\"")) && !line.contains("pid="));
-        of.map(|line| line.rsplit_once(' ').unwrap().1.parse().unwrap()).collect()
+        of.filter(|line| line.contains(rest)).map(|line| line.rsplit_once(' ').unwrap().1.parse().unwrap()).collect()
     };
-    // Levels and errors are those of all three, counters those that the tree has added up.
-    assert_eq!(lines("farpage_budget_bytes", ""), [3.0 * (1u64 << 30) as f64]);
-    assert_eq!(lines("farpage_pgfault_total", ""), [12.0]);
-    assert_eq!(lines("farpage_pgfault_total", "1"), [36.0]);
-    assert!(text.contains("kind=\"read\"} 9\n"), "{text}");
-    assert!(!text.contains("fault_duration") && !text.contains("pid="), "{text}");
+    // Levels are those of all three, counters those that the tree has added up. Pagers are their processes'.
+    assert_eq!(lines(&text, "farpage_budget_bytes", "pager=\"\""), [3.0 * (1u64 << 30) as f64]);
+    assert_eq!(lines(&text, "farpage_pgfault_total", "pager=\"\""), [12.0]);
+    assert_eq!(lines(&text, "farpage_errors_total", "pager=\"\",kind=\"read\""), [3.0]);
+    assert_eq!(lines(&text, "farpage_pgfault_total", "pager=\"1\""), [12.0; 3]);
+    assert!(!text.contains("fault_duration"), "{text}");
+    // When a process ends, nothing that is still told has fallen.
+    let counters = |text: &str| -> BTreeMap<String, String> {
+        let of = text.lines().filter(|line| line.contains("_total{"));
+        of.map(|line| line.rsplit_once(' ').unwrap()).map(|(name, value)| (name.into(), value.into())).collect()
+    };
+    members.pop();
+    let (before, after) =
+        (counters(&text), counters(&write(&families(&members, &trees, false), Exposition::OpenMetrics)));
+    let gone: Vec<&String> =
+        before.iter().filter(|(name, value)| after.get(*name) != Some(value)).map(|(name, _)| name).collect();
+    assert!(!gone.is_empty() && gone.iter().all(|name| name.contains(&format!("pid=\"{GONE}\""))), "{gone:?}");
 }
 
 #[test]

@@ -61,7 +61,7 @@ pub const ENV_TREE_FD: &str = "FARPAGE_TREE_FD";
 /// As `/proc/PID/fd` shows it.
 pub const SEGMENT_NAME: &str = "farpage-tree";
 /// The first word of a segment, with its layout's version.
-const MAGIC: u64 = u64::from_le_bytes(*b"farpagT5");
+const MAGIC: u64 = u64::from_le_bytes(*b"farpagT6");
 /// Processes of a tree that can be members at the same time: a pass over so many takes 14 us. Places that were never
 /// taken are no memory.
 pub const MEMBERS: usize = 4096;

@@ -1,41 +1,25 @@
 //! What the processes of a tree have counted, all of them together, also those that have ended; and for how long any of
-//! them waited for memory. For what is said at the end of a run.
+//! them waited for memory. For what is said at the end of a run, and for metrics.
 //!
 //! Each process adds what it has counted since it last did: its monitor at its looks, and its end. One that is killed
 //! leaves out what came after the last look.
 //!
 //! Callers: monitors, pagers, program threads that waited, the end of a process; the report. No locks.
 
-use crate::stat::{Stat, Waiting};
+use crate::stat::{Stat, VALUES, Waiting};
 use farpage_base::sys::clock::now_us;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// The counters that are summed up.
-const SUMMED: [fn(&Stat) -> &AtomicU64; 14] = [
-    |stat| &stat.pgmajfault,
-    |stat| &stat.pgmajfault_file,
-    |stat| &stat.pgfault,
-    |stat| &stat.fault_wait_ns,
-    |stat| &stat.alloc_wait_ns,
-    |stat| &stat.fault_threads,
-    |stat| &stat.pswpin,
-    |stat| &stat.pswpout,
-    |stat| &stat.swpout_zero,
-    |stat| &stat.workingset_refault_cached,
-    |stat| &stat.file_read_bytes,
-    |stat| &stat.file_write_bytes,
-    |stat| &stat.pool_writeback,
-    |stat| &stat.swap_full,
-];
 /// What this process has added.
-static ADDED: [AtomicU64; SUMMED.len()] = [const { AtomicU64::new(0) }; SUMMED.len()];
+static ADDED: [AtomicU64; VALUES] = [const { AtomicU64::new(0) }; VALUES];
 
 /// See the module header.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct Sums {
-    of: [AtomicU64; SUMMED.len()],
+    /// As many as there are counters; the rest is unused.
+    of: [AtomicU64; VALUES],
     waited: Waited,
 }
 
@@ -53,14 +37,14 @@ struct Waited {
 
 /// The counters of this process begin here: it has an engine, which counts on what is there.
 pub fn begin(stat: &Stat) {
-    SUMMED.iter().zip(&ADDED).for_each(|(of, added)| added.store(of(stat).load(Relaxed), Relaxed));
+    stat.counters().zip(&ADDED).for_each(|(count, added)| added.store(count.load(Relaxed), Relaxed));
 }
 
 impl Sums {
     /// Adds what this process has counted meanwhile.
     pub fn add(&self, stat: &Stat) {
-        for ((of, added), sum) in SUMMED.iter().zip(&ADDED).zip(&self.of) {
-            let now = of(stat).load(Relaxed);
+        for ((count, added), sum) in stat.counters().zip(&ADDED).zip(&self.of) {
+            let now = count.load(Relaxed);
             let more = now.saturating_sub(added.fetch_max(now, Relaxed));
             if more > 0 {
                 sum.fetch_add(more, Relaxed);
@@ -107,16 +91,11 @@ impl Sums {
         (begun > 0).then(|| (self.page().waiting(long).of_any(waited, long), long))
     }
 
-    /// Faults that read a device.
-    pub fn major(&self) -> &AtomicU64 {
-        &self.of[0]
-    }
-
     /// The sums in a page of their own: all else is 0.
     pub fn page(&self) -> Box<Stat> {
         // SAFETY: atomics only: all-zero is a valid Stat.
         let stat: Box<Stat> = Box::new(unsafe { std::mem::zeroed() });
-        SUMMED.iter().zip(&self.of).for_each(|(of, sum)| of(&stat).store(sum.load(Relaxed), Relaxed));
+        stat.counters().zip(&self.of).for_each(|(count, sum)| count.store(sum.load(Relaxed), Relaxed));
         let was_managed = stat.pgfault.load(Relaxed) > 0 || stat.pswpout.load(Relaxed) > 0;
         stat.active.store(was_managed.into(), Relaxed);
         stat
@@ -141,9 +120,10 @@ mod tests {
         begin(&stat);
         for (faults, sum) in [(7, 0), (10, 3), (10, 3), (25, 18)] {
             stat.pgfault.store(faults, Relaxed);
-            stat.pgmajfault.store(faults, Relaxed);
+            stat.verified.store(faults, Relaxed);
             sums.add(&stat);
-            assert_eq!((sums.page().pgfault.load(Relaxed), sums.major().load(Relaxed)), (sum, faults));
+            let page = sums.page();
+            assert_eq!((page.pgfault.load(Relaxed), page.verified.load(Relaxed)), (sum, faults));
         }
         assert_eq!(sums.page().active.load(Relaxed), 1);
     }
@@ -174,7 +154,9 @@ mod tests {
         sums.note_waited_until(1_300, length);
         let words = |now| sums.waiting_of_period(now, length).and_then(|(waiting, _)| waiting.advice("the time"));
         assert_eq!(words(1_300), None);
-        sums.of[7].store(1, Relaxed);
+        let stat = sums.page();
+        stat.pswpout.store(1, Relaxed);
+        sums.add(&stat);
         sums.note_waited_until(1_400, length);
         let said = "for 100% of the time at least one thread waited for memory: give it more --ram";
         assert_eq!(words(1_400).as_deref(), Some(said));
