@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Arrays larger than their RAM: farpage against what people use for them today, with the same RAM. As root.
 
-Usage: arrays.py [--mib 256] [--share 0.25] [--rounds 3] [--repeat 1] [--only farpage,memmap] [--json FILE]
+Usage: arrays.py [--mib 256] [--share 0.25] [--rounds 3] [--repeat 1] [--only farpage,memmap]
+                 [--rows pass,sort] [--json FILE]
 
 Each kind of array runs in a process of its own, in a memory cgroup (v1) whose limit is the budget and what the
 interpreter takes by itself (anonymous memory once everything is imported, and 24 MiB); the page cache counts, too.
@@ -27,7 +28,7 @@ COLUMNS = 1024
 MIB = 1 << 20
 ROWS = ["pass", "random rows", "random elements", "update", "matmul", "sort", "save and load"]
 # Modules of kinds, besides numpy.
-MODULES = {"farpage": "farpage", "arrays": "farpage", "blosc2": "blosc2", "zarr": "zarr"}
+MODULES = {"farpage": "farpage", "files": "farpage", "arrays": "farpage", "blosc2": "blosc2", "zarr": "zarr"}
 SLACK = 24 * MIB
 
 
@@ -70,6 +71,19 @@ class Farpage(Kind):
 
     def load(self, path):
         return self.pager.load(path)
+
+
+class Files(Farpage):
+    """Files that stay where they are."""
+
+    def make(self, rows, budget):
+        import farpage
+
+        self.pager = farpage.Pager(budget)
+        return self.pager.from_file(os.path.join(self.folder, "array"), np.float64, (rows, COLUMNS), mode="w+")
+
+    def load(self, path):
+        return self.pager.load(path, mode="r")
 
 
 class Arrays(Kind):
@@ -135,11 +149,11 @@ class Zarr(Kind):
         return zarr.open_array(path)
 
 
-KINDS = {"plain": Kind, "farpage": Farpage, "arrays": Arrays, "memmap": Memmap, "memmap random": MemmapRandom,
-         "blosc2": Blosc2, "zarr": Zarr, "kernel": Kind}
+KINDS = {"plain": Kind, "farpage": Farpage, "files": Files, "arrays": Arrays, "memmap": Memmap,
+         "memmap random": MemmapRandom, "blosc2": Blosc2, "zarr": Zarr, "kernel": Kind}
 
 
-def work(kind, rows, budget, folder, repeat):
+def work(kind, rows, budget, folder, repeat, only):
     """Seconds of each row, the median of so many times, and what came out. In the process of its own."""
     it = KINDS[kind](rows, budget, folder)
     a, rng = it.a, np.random.default_rng(7)
@@ -171,7 +185,7 @@ def work(kind, rows, budget, folder, repeat):
     steps = dict(zip(ROWS, [passes, random_rows, random_elements, update, matmul, it.sort, save_and_load]))
     found = {}
     for row in [row for row in ROWS if row != "sort"] + ["sort"]:
-        if steps[row] is not None:
+        if steps[row] is not None and row in only:
             times = []
             for _ in range(1 if row == "sort" else repeat):
                 begin = time.perf_counter()
@@ -233,11 +247,11 @@ def own_memory(module):
     return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("RssAnon"))
 
 
-def measured(kind, rows, budget, repeat):
+def measured(kind, rows, budget, repeat, only):
     """One process of a kind: what `work` found."""
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="farpage-arrays-", dir="/var/tmp"))
-        arguments = [sys.executable, __file__, "--work", kind, str(rows), str(budget), folder, str(repeat)]
+        arguments = [sys.executable, __file__, "--work", kind, str(rows), str(budget), folder, str(repeat), only]
         own = own_memory(MODULES.get(kind, "numpy")) + SLACK
         enter = None
         if kind == "kernel":
@@ -258,6 +272,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--repeat", type=int, default=1, help="each row so many times, of which the median counts")
     parser.add_argument("--only", default=",".join(KINDS))
+    parser.add_argument("--rows", default=",".join(ROWS), help="of the table")
     parser.add_argument("--json", help="where the results go")
     options = parser.parse_args()
     # What is made system-wide goes in any case.
@@ -267,7 +282,7 @@ def main():
     found = {kind: [] for kind in kinds}
     for round_ in range(options.rounds):
         for kind in kinds[round_ % len(kinds) :] + kinds[: round_ % len(kinds)]:
-            found[kind].append(measured(kind, rows, budget, options.repeat))
+            found[kind].append(measured(kind, rows, budget, options.repeat, options.rows))
             print(f"round {round_ + 1} {kind}: {found[kind][-1]}", file=sys.stderr, flush=True)
     if options.json:
         write(options.json, json.dumps({"mib": options.mib, "budget": budget, "found": found}, indent=1))
@@ -287,6 +302,6 @@ def main():
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--work"]:
-        work(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5], int(sys.argv[6]))
+        work(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5], int(sys.argv[6]), sys.argv[7].split(","))
     else:
         main()

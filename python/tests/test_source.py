@@ -31,7 +31,7 @@ with farpage.Pager("64M", fault="signal") as pager:
     h: NDArray[np.int8] = f  # wrong
     pager.advise(a, "sequental")  # wrong
     pager.empty(3, order="Q")  # wrong
-    pager.from_file("path", mode="w+")  # wrong
+    pager.from_file("path", mode="w")  # wrong
     pager.from_file("path").flush()  # wrong
 farpage.Pager("64M", fault="threads")  # wrong
 """

@@ -24,7 +24,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Callable, Iterator, Optional, Sequence, Union
 
 from ._errors import Error, InvalidError, RoomError, UnavailableError
-from ._files import FileArray, save
+from ._files import save
 from ._pager import Pager, default_pager, set_default_pager
 from ._process import CompletedProcess, limit, run
 from ._stats import Stats
@@ -97,7 +97,6 @@ def load_ipython_extension(ipython: Any) -> None:
 __all__ = [
     "CompletedProcess",
     "Error",
-    "FileArray",
     "InvalidError",
     "Pager",
     "RoomError",

@@ -19,16 +19,15 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, DTypeLike, NDArray
 
+    from ._files import Mode, Order
+
     Shape = Union[int, Sequence[int]]
     Path = Union[str, "os.PathLike[str]"]
-    Order = Literal["C", "F"]
     AnyOrder = Literal["K", "A", "C", "F"]
-    Mode = Literal["c", "r", "r+"]
     S = TypeVar("S", bound=np.generic)
     Kind = Union[Type[S], "np.dtype[S]"]
     AnyKind = Optional[DTypeLike]
 
-MODES = ("c", "r", "r+")
 PIECE = 1 << 20
 """Values of a piece of ``arange``."""
 
@@ -233,9 +232,9 @@ class Arrays(Owner):
         offset: int = ...,
         order: Order = ...,
         *,
-        mode: Literal["r+"],
+        mode: Literal["r+", "w+"],
         progress: Optional[bool] = ...,
-    ) -> _files.FileArray: ...
+    ) -> np.memmap[Any, Any]: ...
     @overload
     def from_file(
         self,
@@ -275,43 +274,44 @@ class Arrays(Owner):
 
         :param shape: default: one dimension, to the file's end
         :param offset: bytes of the file before the first value
-        :param mode: ``"c"``: read into a new array; the file stays as it is. ``"r+"``: the same, and changes come into
-            the file: by ``flush()``, by :meth:`Pager.close`, when the last array that looks at it goes, and when the
-            interpreter ends (a process that is killed loses those since ``flush``). In a forked child it is a copy.
-            ``"r"``: there at once, and cannot be written: a ``numpy.memmap``, read when it is touched. The kernel can
-            drop its pages at any time, so they are in no budget, and need no swap
+        :param mode: ``"c"``: read into a new array; the file stays as it is. ``"r+"``: the file itself, there at once:
+            a ``numpy.memmap``, read when it is touched, whose changes are the file's; ``flush()`` brings them to its
+            disk. ``"w+"``: the same in a new file, which replaces one that there is. ``"r"``: the same, and it cannot
+            be written. The kernel can write and drop pages of files at any time, so they are in no budget, and need
+            no swap
         :param progress: a bar, by ``tqdm`` if it is installed. Default: in terminals and notebooks, after two seconds
         :raises InvalidError: the file is too short
         """
-        if mode not in MODES:
-            raise InvalidError(f"there is no mode {mode!r}, but {', '.join(MODES)}")
-        with open(path, "r+b" if mode == "r+" else "rb") as file:
-            kind = np.dtype(dtype)
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode) and (shape is None or mode != "c"):
+        kind = np.dtype(dtype)
+        if kind.itemsize == 0:
+            raise InvalidError(f"values of {kind} have no size: name one, as in 'S8'")
+        if mode == "w+" and shape is None:
+            raise InvalidError("a new file has no values yet: name the shape")
+        self._new(0, kind, order)  # refuses objects, before the file is changed
+        sizes = None if shape is None else dimensions(shape)
+        with _files.opened(path, mode) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode) and (sizes is None or mode != "c"):
                 raise InvalidError(f"{path} is no ordinary file: name the shape, and no mode")
-            if kind.itemsize == 0:
-                raise InvalidError(f"values of {kind} have no size: name one, as in 'S8'")
             there = max(file.seek(0, os.SEEK_END) - offset, 0)
-            if shape is None and there % kind.itemsize:
-                raise InvalidError(f"{path} has {there} bytes from {offset} on, no multiple of {kind.itemsize}")
-            sizes = dimensions(there // kind.itemsize if shape is None else shape)
+            if sizes is None:
+                if there % kind.itemsize:
+                    raise InvalidError(f"{path} has {there} bytes from {offset} on, no multiple of {kind.itemsize}")
+                sizes = (there // kind.itemsize,)
             needs = kind.itemsize * math.prod(sizes)
-            if needs > there:
+            if mode != "w+" and needs > there:
                 raise InvalidError(f"{path} has {there} bytes from {offset} on, the array needs {needs}")
-            if mode == "r" and needs:
-                if kind.hasobject:
-                    raise InvalidError(f"a file has no values of {kind}")
-                return np.memmap(file, kind, "r", offset, sizes, order)
+            if mode != "c":
+                return _files.mapped(file, kind, mode, offset, sizes, order)
             array = self._new(sizes, kind, order)
-            array.flags.writeable = mode != "r"
             if needs:
                 file.seek(offset)
                 _files.read_into(file, array, progress)
-            return _files.keep(array, file, offset) if mode == "r+" else array
+            return array
 
-    def load(self, file: Path, *, progress: Optional[bool] = None) -> Any:
+    def load(self, file: Path, *, mode: Mode = "c", progress: Optional[bool] = None) -> Any:
         """A ``.npy`` file as a new array, or the arrays of an ``.npz`` file as a dictionary.
 
+        :param mode: of a ``.npy`` file: ``"c"``, ``"r"`` or ``"r+"``, as for :meth:`from_file`
         :raises InvalidError: it is neither, or holds objects
         """
-        return _files.load(self.empty, file, progress)
+        return _files.load(self.empty, file, mode, progress)

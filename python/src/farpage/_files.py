@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import ast
-import atexit
-import contextlib
-import ctypes
+import math
 import os
 import sys
-import weakref
 import zipfile
 import zlib
-from typing import IO, TYPE_CHECKING, Any, Callable, Dict, Optional, Set, Tuple, Union
+from typing import IO, TYPE_CHECKING, Any, Callable, Dict, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
-from ._errors import InvalidError, UnavailableError
-from ._memory import Backing, Memory, Owner, memory_of
+from ._errors import InvalidError
 
 if TYPE_CHECKING:
+    from typing import Literal
+
     from numpy.typing import NDArray
 
     Empty = Callable[..., NDArray[Any]]
+    Mode = Literal["c", "r", "r+", "w+"]
+    Order = Literal["C", "F"]
 
 PIECE = 8 << 20
 """Bytes of a piece."""
-COMPARED = 1 << 20
-"""Bytes of a file that are written, or left as they are, together."""
+MODES = {"c": "rb", "r": "rb", "r+": "r+b", "w+": "w+b"}
+"""``numpy.memmap``'s, and how the file is opened."""
 HEADER_MAX = 1 << 20
 """Of a .npy file, bytes."""
 
@@ -73,6 +73,13 @@ def read_into(file: IO[bytes], array: NDArray[Any], progress: Optional[bool] = N
         bar.close()
 
 
+def opened(path: Union[str, os.PathLike[str]], mode: Mode) -> IO[bytes]:
+    """A file that is to be used in a mode."""
+    if mode not in MODES:
+        raise InvalidError(f"there is no mode {mode!r}, but {', '.join(MODES)}")
+    return open(path, MODES[mode])
+
+
 def _header(file: IO[bytes]) -> Tuple[Tuple[int, ...], bool, np.dtype[Any]]:
     """Reads the header of a .npy file: shape, whether in Fortran's order, dtype."""
     version = np.lib.format.read_magic(file)
@@ -88,24 +95,34 @@ def _header(file: IO[bytes]) -> Tuple[Tuple[int, ...], bool, np.dtype[Any]]:
     raise InvalidError(f"version {version} of the .npy format is not known")
 
 
-def _read(empty: Empty, file: IO[bytes], progress: Optional[bool]) -> NDArray[Any]:
+def _read(empty: Empty, file: IO[bytes], mode: Mode, progress: Optional[bool]) -> NDArray[Any]:
     try:
         shape, fortran, kind = _header(file)
     except (ValueError, SyntaxError, KeyError, TypeError) as why:
         raise InvalidError(f"{getattr(file, 'name', 'the file')} is no .npy file: {why}") from None
-    array = empty(shape, kind, "F" if fortran else "C")
+    order: Order = "F" if fortran else "C"
+    array = empty(shape if mode == "c" else 0, kind, order)  # refuses objects
+    if mode != "c":
+        offset, needs = file.tell(), kind.itemsize * math.prod(shape)
+        if (there := os.fstat(file.fileno()).st_size - offset) < needs:
+            raise InvalidError(f"{file.name} ends after {there} of {needs} bytes")
+        return mapped(file, kind, mode, offset, shape, order)
     if array.nbytes:
         read_into(file, array, progress)
     return array
 
 
-def load(empty: Empty, path: Union[str, os.PathLike[str]], progress: Optional[bool]) -> Any:
-    """A .npy or .npz file, in arrays that ``empty`` makes."""
-    with open(path, "rb") as file:
+def load(empty: Empty, path: Union[str, os.PathLike[str]], mode: Mode, progress: Optional[bool]) -> Any:
+    """A .npy or .npz file, in arrays that ``empty`` makes, or a .npy file where it is."""
+    if mode == "w+":
+        raise InvalidError("a file that is loaded is no new one: mode 'w+' is not for it")
+    with opened(path, mode) as file:
         begin = file.read(4)
         file.seek(0)
         if begin not in (b"PK\x03\x04", b"PK\x05\x06"):
-            return _read(empty, file, progress)
+            return _read(empty, file, mode, progress)
+        if mode != "c":
+            raise InvalidError(f"{os.fspath(path)!s} is an .npz file: its arrays can only be read, by mode 'c'")
         arrays: Dict[str, Any] = {}
         try:
             with zipfile.ZipFile(file) as members:
@@ -114,114 +131,21 @@ def load(empty: Empty, path: Union[str, os.PathLike[str]], progress: Optional[bo
                         if not name.endswith(".npy"):
                             arrays[name] = member.read()  # as numpy.load does
                         else:
-                            arrays[name[:-4]] = _read(empty, member, progress)
+                            arrays[name[:-4]] = _read(empty, member, mode, progress)
         except (zipfile.BadZipFile, zlib.error, EOFError) as why:
             raise InvalidError(f"{os.fspath(path)!s} is no whole .npz file: {why}") from None
         return arrays
 
 
-class FileArray(np.ndarray):  # type: ignore[type-arg,unused-ignore]
-    """What ``from_file(mode="r+")`` gives: an array whose changes come into its file."""
-
-    def flush(self) -> None:
-        """Writes all changes of the file's array to the file, and the file to its disk.
-
-        :raises InvalidError: this is a copy, not the file's array or a part of it
-        :raises OSError: the file cannot be written
-        """
-        memory = memory_of(self)
-        if self.size and (memory is None or not memory.files):
-            raise InvalidError("this array is a copy: it is no part of one that from_file(mode='r+') gave")
-        for file in memory.files if memory is not None else ():
-            file.flush()
-
-    def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
-        """Results are ordinary arrays, as with ``numpy.memmap``."""
-        if array is self:
-            return array
-        return np.asarray(array)[()] if return_scalar or np.ndim(array) == 0 else np.asarray(array)
-
-
-class WriteBack(Backing):
-    """A file that is written from memory: from its start on, ``size`` bytes to ``offset``."""
-
-    def __init__(self, file: int, offset: int, memory: Memory, size: int) -> None:
-        self.fd = os.dup(file)
-        self._identity = self._look()
-        self._memory = weakref.ref(memory)
-        self._offset, self._start, self._size = offset, memory.start, size
-        self._pid = os.getpid()
-
-    def _look(self) -> Tuple[int, int]:
-        try:
-            there = os.fstat(self.fd)
-        except OSError:
-            return 0, 0
-        return there.st_dev, there.st_ino
-
-    def is_here(self) -> bool:
-        """Whether the array is the one in this process, not a forked child's copy."""
-        return self._pid == os.getpid()
-
-    def write(self) -> None:
-        """Writes what is not in the file already. The memory stays meanwhile: the caller holds it."""
-        if not self.is_here():
-            raise UnavailableError("a forked child has a copy of the array: only its parent writes the file")
-        if self._look() != self._identity:
-            raise UnavailableError("the array's file cannot be written: this program has closed its descriptor")
-        values = np.ctypeslib.as_array((ctypes.c_uint8 * self._size).from_address(self._start))
-        for at in range(0, self._size, COMPARED):
-            piece = values[at : at + COMPARED]
-            if np.array_equal(np.frombuffer(os.pread(self.fd, len(piece), self._offset + at), np.uint8), piece):
-                continue
-            done = 0
-            while done < len(piece):
-                done += os.pwrite(self.fd, piece[done:].data, self._offset + at + done)
-
-    def flush(self) -> None:
-        """Writes it, and the file to its disk."""
-        self.write()
-        os.fsync(self.fd)
-
-    def write_back(self, pager: Optional[Owner]) -> None:
-        """Writes it if it is the pager's, or any. Memory that goes writes its file itself."""
-        memory = self._memory()
-        if memory is not None and pager in (None, memory.pager) and self.is_here():
-            self.write()
-
-    def close(self) -> None:
-        """Before the memory goes."""
-        _WRITTEN.discard(self)
-        try:
-            if self.is_here():
-                self.write()
-        finally:
-            if self._look() == self._identity:
-                os.close(self.fd)
-
-
-_WRITTEN: Set[WriteBack] = set()
-"""Those whose memory is there. Not a ``WeakSet``: another thread may change it while it is gone through."""
-
-
-def keep(array: NDArray[Any], file: IO[bytes], offset: int) -> FileArray:
-    """An array that has been read from a file, as one whose changes come into it."""
-    memory = memory_of(array)
-    if memory is not None:
-        back = WriteBack(file.fileno(), offset, memory, array.nbytes)
-        memory.files.append(back)
-        _WRITTEN.add(back)
-    return array.view(FileArray)
-
-
-def write_back(pager: Optional[Owner] = None) -> None:
-    """Writes all of the pager's, or of all pagers; then the first failure is raised."""
-    with contextlib.ExitStack() as stack:
-        for file in list(_WRITTEN):
-            stack.callback(file.write_back, pager)
-
-
-atexit.register(write_back)
+def mapped(
+    file: IO[bytes], kind: np.dtype[Any], mode: Mode, offset: int, shape: Sequence[int], order: Order
+) -> np.memmap[Any, Any]:
+    """Values of a file, where they are: a page is read when it is touched. The file is long enough."""
+    if kind.itemsize * math.prod(shape):
+        return np.memmap(file, kind, mode, offset, tuple(shape), order)
+    empty = np.zeros(shape, kind, order).view(np.memmap)  # the kernel maps no file of no bytes
+    empty.flags.writeable = mode != "r"
+    return empty
 
 
 class _Counted:

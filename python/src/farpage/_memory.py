@@ -7,13 +7,15 @@ import pathlib
 import threading
 import weakref
 from ctypes import byref
-from typing import TYPE_CHECKING, Any, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Optional, Tuple, Type, TypeVar
 
 from ._errors import InvalidError
 from ._library import Config, library, make
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+T = TypeVar("T")
 
 _COUNTS = threading.RLock()  # a finalizer may run in the middle of anything
 
@@ -44,18 +46,6 @@ class Owner:
     _count: Count
 
 
-class Backing:
-    """A file that memory is written to."""
-
-    def flush(self) -> None:
-        """Writes what is not in the file already, and the file to its disk."""
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """Before the memory goes."""
-        raise NotImplementedError
-
-
 class Handle:
     """A pager of the C library. It is given back when neither a ``Pager`` nor a call that runs holds this."""
 
@@ -69,34 +59,34 @@ class Handle:
 class Memory:
     """A region: what an array's memory belongs to. It goes with the last array that looks at it."""
 
-    __slots__ = ("__array_interface__", "__weakref__", "files", "pager", "region", "start")
+    __slots__ = ("__array_interface__", "__weakref__", "pager", "region", "start")
 
     def __init__(self, pager: Owner, handle: Handle, size: int) -> None:
         lib = library()
         self.pager = pager
         self.region = make(lib.fp_region_new, handle.value, size)
         self.start = int(lib.fp_region_data(self.region))
-        self.files: List[Backing] = []
         self.__array_interface__ = {"version": 3, "shape": (size,), "typestr": "|u1", "data": (self.start, False)}
         pager._count.add(size)
-        weakref.finalize(self, self._free, self.region, size, pager._count, self.files).atexit = False
+        weakref.finalize(self, self._free, self.region, size, pager._count).atexit = False
 
     @staticmethod
-    def _free(region: int, size: int, count: Count, files: List[Backing]) -> None:
-        try:
-            for file in files:
-                file.close()
-        finally:
-            library().fp_region_free(region)
-            count.add(-size)
+    def _free(region: int, size: int, count: Count) -> None:
+        library().fp_region_free(region)
+        count.add(-size)
+
+
+def owner_of(array: Any, kind: Type[T]) -> Optional[T]:
+    """What an array's memory belongs to, if it is of this kind."""
+    owner = array
+    while owner is not None and not isinstance(owner, kind):
+        owner = owner.obj if isinstance(owner, memoryview) else getattr(owner, "base", None)
+    return owner
 
 
 def memory_of(array: Any) -> Optional[Memory]:
     """The region that an array lies in, if a pager's function has made it."""
-    owner = array
-    while owner is not None and not isinstance(owner, Memory):
-        owner = owner.obj if isinstance(owner, memoryview) else getattr(owner, "base", None)
-    return owner
+    return owner_of(array, Memory)
 
 
 def range_of(array: NDArray[Any]) -> Tuple[Memory, int, int]:
@@ -104,8 +94,8 @@ def range_of(array: NDArray[Any]) -> Tuple[Memory, int, int]:
     memory = memory_of(array)
     if memory is None:
         raise InvalidError(
-            "this array is not farpage's: it was not made by a pager's functions, or is empty, or a file that is only "
-            "read (mode='r')"
+            "this array is not farpage's: it was not made by a pager's functions, or is empty, or is a file itself "
+            "(mode='r' and 'r+')"
         )
     if not array.flags.forc:
         raise InvalidError("this part of an array is not contiguous: what lies between its values would be meant, too")

@@ -7,6 +7,7 @@ import ctypes
 import itertools
 import json
 import math
+import mmap
 import os
 import pathlib
 import re
@@ -20,11 +21,11 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Sequence,
 
 import numpy as np
 
-from . import _allocator, _files
+from . import _allocator
 from ._arrays import Arrays, dimensions
 from ._errors import InvalidError, RoomError, Size, UnavailableError, to_bytes, to_text
 from ._library import STATISTICS, Config, CStats, check, command, library, make
-from ._memory import Count, Handle, Memory, memory_of, range_of
+from ._memory import Count, Handle, Memory, memory_of, owner_of, range_of
 from ._stats import Stats
 
 if TYPE_CHECKING:
@@ -141,14 +142,10 @@ class Pager(Arrays):
         self.close()
 
     def close(self) -> None:
-        """Writes back what ``from_file(mode="r+")`` has, and ends the pager: it makes no arrays any more. Those that
-        it has made stay as they are, within the budget; memory, threads and files of the pager go with the last of
-        them. Closing twice does nothing.
-
-        :raises OSError: a file cannot be written; the pager is closed
+        """Ends the pager: it makes no arrays any more. Those that it has made stay as they are, within the budget;
+        memory, threads and files of the pager go with the last of them. Closing twice does nothing.
         """
         self._handle = None
-        _files.write_back(self)
 
     @property
     def closed(self) -> bool:
@@ -246,12 +243,17 @@ class Pager(Arrays):
 
     def advise(self, array: NDArray[Any], advice: Advice) -> None:
         """Says how an array (or a part of one) will be used: ``"sequential"``, ``"random"``, ``"normal"``;
-        ``"willneed"`` brings it in; ``"dontneed"`` drops its whole pages, which read as zeros then.
+        ``"willneed"`` brings it in; ``"dontneed"`` drops its whole pages, which read as zeros then. For a file of
+        mode ``"r"`` or ``"r+"`` the kernel is told, all of the file; not ``"dontneed"``.
 
         :raises InvalidError: it is not contiguous, or no pager's function has made it
         """
         if advice not in ADVICE:
             raise InvalidError(f"there is no advice {advice!r}, but {', '.join(ADVICE)}")
+        file = owner_of(array, mmap.mmap)
+        if file is not None and advice != "dontneed":
+            file.madvise(getattr(mmap, f"MADV_{advice.upper()}"))
+            return
         memory, offset, size = range_of(array)
         check(library().fp_region_advise(memory.region, offset, size, ADVICE.index(advice)))
 
