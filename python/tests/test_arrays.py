@@ -1,6 +1,7 @@
 """Arrays of a pager: what numpy's own can do, at several times the budget, with right bytes."""
 
 import copy
+import dataclasses
 import inspect
 import io
 import multiprocessing
@@ -239,6 +240,8 @@ class Holding(Large):
         self.right()
         self.assertIn("MiB of 8.0 MiB\n", repr(self.pager.stats()))
         self.assertIn("<table>", self.pager.stats()._repr_html_())
+        self.assertIn(" % used\n", repr(self.pager.stats()))
+        self.assertNotIn(" % used", repr(dataclasses.replace(self.pager.stats(), swap_ra_hit=0)), "not counted")
 
     def test_memory_goes_with_the_last_view(self):
         view = self.array[5:7]

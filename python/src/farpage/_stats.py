@@ -54,13 +54,14 @@ class Stats:
     over_budget: int
     """Pages taken above the budget because nothing could be swapped out."""
     swap_ra_hit: int
-    """Of ``swap_ra``, pages that were touched."""
+    """Of ``swap_ra``, pages that were touched. 0 under ``limit``: that is not seen there."""
     fault_wait_ns: int
     """Nanoseconds for which threads waited in faults, together."""
 
     def _rows(self) -> List[Tuple[str, str]]:
         pool = f"{to_text(self.pool_orig_bytes)} in {to_text(self.pool_bytes)}"
-        ahead = f"{self.swap_ra} pages, {100 * self.swap_ra_hit / self.swap_ra:.0f} % used" if self.swap_ra else "none"
+        used = f", {100 * self.swap_ra_hit / self.swap_ra:.0f} % used" if self.swap_ra_hit else ""
+        ahead = f"{self.swap_ra} pages{used}" if self.swap_ra else "none"
         return [
             ("memory", f"{to_text(self.used_bytes)} of {to_text(self.budget_bytes)}"),
             ("in RAM", to_text(self.resident_bytes + self.cached_bytes)),
