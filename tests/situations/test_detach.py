@@ -1,4 +1,5 @@
-"""A process that was attached to goes on without farpage: all of its memory is there, nothing of ours is at work."""
+"""A process that was attached to goes on without farpage: all of its memory is there, nothing of ours is at work.
+It may be attached to again."""
 
 import ctypes
 import json
@@ -22,8 +23,8 @@ def threads(pid):
 
 @unless_there(PYTHON)
 class Detach(Holding):
-    def attach(self, pid, ram="24M"):
-        done = self.run_plain(FARPAGE, "attach", pid, "--ram", ram)
+    def attach(self, pid, ram="24M", *options):
+        done = self.run_plain(FARPAGE, "attach", pid, "--ram", ram, *options)
         self.assertEqual(done.returncode, 0, done.stderr)
 
     def detach(self, pid):
@@ -58,8 +59,7 @@ class Detach(Holding):
         for how in ["run", "pipe", "shell"]:
             self.assertEqual(self.ask(process, f"{how} grep -c farpage_preload /proc/self/maps"), "0", how)
         self.assertEqual(self.ours(pid), (set(), []))
-        for again, why in [("attach", "begins once only"), ("set", "does not run under")]:
-            self.assertIn(why, self.run_plain(FARPAGE, again, pid, "--ram", "24M").stderr)
+        self.assertIn("does not run under", self.run_plain(FARPAGE, "set", pid, "--ram", "24M").stderr)
         process.stdin.close()
         self.assertEqual((process.wait(HANG), process.stdout.read()), (0, ""))
 
@@ -75,9 +75,69 @@ class Detach(Holding):
     def test_another_users(self):
         process = self.holder(user=NOBODY, group=NOBODY, extra_groups=[], cwd="/")
         had = resident(process.pid)
-        self.attach(process.pid)
-        self.detach(process.pid)
+        for _ in range(2):
+            self.attach(process.pid)
+            self.assertEqual([self.ask(process, line) for line in ["digest", "fork", "digest"]], ["True", "0", "True"])
+            self.detach(process.pid)
         self.assert_plain(process, had)
+
+    def test_it_is_attached_to_again(self):
+        process = self.holder()
+        had = resident(process.pid)
+        of = lambda name: json.loads(self.run_plain(FARPAGE, "stat", process.pid, "--json").stdout)[name]
+        ask = ["digest", "fork", "grow 100", "digest", "fork", "digest"]
+        file = f"file:{self.dir}"
+        for ram, *options in [("24M",), ("32M", "--swap", file, "--verify"), ("4G",), ("28M",)]:
+            self.attach(process.pid, ram, *options)
+            self.assertEqual([self.ask(process, line) for line in ask], ["True", "0", "grown", "True", "0", "True"])
+            limit = int(ram[:-1]) * (1024 if ram[-1] == "G" else 1) * MIB
+            self.assertEqual((of("budget_bytes"), resident(process.pid) < limit), (limit, True))
+            self.assertEqual(of("verified") > 0, "--verify" in options)
+            self.assertGreater(int(self.ask(process, "run grep -c farpage_preload /proc/self/maps")), 0)
+            self.assertIn("already", self.run_plain(FARPAGE, "attach", process.pid, "--ram", ram).stderr)
+            self.detach(process.pid)
+        self.assert_plain(process, had)
+
+    def test_a_forked_child_is_attached_to_again(self):
+        process = self.holder()
+        self.attach(process.pid)
+        self.assertEqual(self.ask(process, "stay"), "staying")
+        child = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text())
+        for _ in range(2):
+            self.detach(child)
+            self.attach(child)
+            self.assertLess(resident(child), 24 * MIB)
+        self.assertEqual((self.ask(process, "digest"), self.ask(process, "stayed")), ("True", "0"))
+
+    def test_a_tree(self):
+        shell = self.begin("sh", "-c", '"$0" -c "$1"; true', PYTHON, HOLDER)
+        child = int(Path(f"/proc/{shell.pid}/task/{shell.pid}/children").read_text())
+        for _ in range(2):
+            self.attach(shell.pid, "24M", "--tree")
+            self.assertEqual(self.ask(shell, "stay"), "staying")
+            forked = int(Path(f"/proc/{child}/task/{child}/children").read_text())
+            all_of_it = {shell.pid, child, forked}
+            self.assertEqual(self.members() & all_of_it, all_of_it)
+            done = self.run_plain(FARPAGE, "detach", "--tree", shell.pid)
+            self.assertEqual((done.returncode, done.stdout), (0, ""), done.stderr)
+            named = ", ".join(rf"process {pid} \([^)]*\)" for pid in [shell.pid, child, forked])
+            self.assertRegex(done.stderr, rf"\Afarpage: {named} go on without farpage; [^\n]*\n\Z")
+            self.assertEqual(self.members() & all_of_it, set())
+            self.wait_until("threads are gone", lambda: all(self.ours(pid) == (set(), []) for pid in all_of_it))
+            self.assertEqual([self.ask(shell, line) for line in ["digest", "stayed"]], ["True", "0"])
+        self.assert_refused(self.run_plain(FARPAGE, "detach", "--tree", shell.pid), "does not run under")
+
+    def test_a_tree_of_which_one_was_started_under_it(self):
+        shell = self.begin("sh", "-c", 'echo ready; read line; "$0" -c "$1"; true', PYTHON, HOLDER)
+        self.attach(shell.pid, "64M", "--tree")
+        self.assertEqual(self.ask(shell, ""), "ready")
+        child = int(Path(f"/proc/{shell.pid}/task/{shell.pid}/children").read_text())
+        done = self.run_plain(FARPAGE, "detach", "--tree", shell.pid)
+        self.assertEqual((done.returncode, done.stdout), (1, ""), done.stderr)
+        self.assertRegex(done.stderr, rf"cannot detach from process {child} .*: it was started under farpage")
+        self.assertRegex(done.stderr, rf"process {shell.pid} \(sh\) goes on without farpage")
+        self.assertRegex(done.stderr, rf"within the budget there are still process {child} ")
+        self.assertEqual((self.ask(shell, "digest"), self.members() & {shell.pid, child}), ("True", {child}))
 
     @unless_root
     @unless_there("unshare")
@@ -108,10 +168,11 @@ class Detach(Holding):
         chance = random.Random(seed)
         for how in [["4", "fork"], ["4"], ["1", "fork"]] * int(os.environ.get("ROUNDS", "1")):
             process = self.begin(build("attached.c"), *how, stderr=subprocess.PIPE)
-            self.attach(process.pid)
-            time.sleep(chance.uniform(0, 0.5))
-            self.detach(process.pid)
-            time.sleep(chance.uniform(0, 0.3))
+            for _ in range(3):
+                self.attach(process.pid)
+                time.sleep(chance.uniform(0, 0.5))
+                self.detach(process.pid)
+                time.sleep(chance.uniform(0, 0.3))
             out, err = process.communicate("end\n", timeout=HANG)
             self.assertEqual((process.returncode, out, err), (0, "0 bad\n", ""), f"seed {seed} {how}")
 

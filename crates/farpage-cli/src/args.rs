@@ -260,6 +260,9 @@ pub struct AttachArgs {
 pub struct DetachArgs {
     /// The process
     pub pid: u32,
+    /// Also detach every process that it has started
+    #[arg(long)]
+    pub tree: bool,
 }
 
 /// `farpage guard`.

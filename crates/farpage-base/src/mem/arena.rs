@@ -15,7 +15,7 @@
 //! without an event that the engine would have to read. *Transit* and *waste* are the same for executable memory
 //! (`farpage_run::pager::transit`).
 
-use crate::mem::open::{WINDOW, close, empty, open};
+use crate::mem::open::{WINDOW, close, empty, forget, open};
 use crate::sys::raw::random_bytes;
 use farpage_swap::PAGE_SIZE;
 use rustix::io::Errno;
@@ -138,6 +138,8 @@ impl Arena {
             empty(std::slice::from_ref(&(self.table.base..self.table.end())));
             self.close_but(self.table);
         }
+        // What stays does so for good.
+        forget(&(self.all.base..self.all.end()));
     }
 
     /// What was opened of page table, pool, frames and the ways for executable memory is closed, but for `stays`.

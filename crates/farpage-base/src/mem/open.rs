@@ -155,6 +155,14 @@ pub unsafe fn empty(parts: &[Range<usize>]) {
     }
 }
 
+/// What was opened of this part of the [`WINDOW`] is not looked for any more.
+pub fn forget(part: &Range<usize>) {
+    for [from, to] in opened_of(std::slice::from_ref(part)) {
+        to.store(0, SeqCst);
+        from.store(0, SeqCst);
+    }
+}
+
 fn opened_of(parts: &[Range<usize>]) -> impl Iterator<Item = &'static [AtomicUsize; 2]> {
     OPENED.iter().filter(|[from, _]| parts.iter().any(|part| part.contains(&from.load(SeqCst))))
 }

@@ -72,6 +72,7 @@ complete -c farpage -n "__fish_farpage_using_subcommand attach" -l tree -d 'Also
 complete -c farpage -n "__fish_farpage_using_subcommand attach" -l verify -d 'Keep a checksum of every swapped-out page, and abort on a mismatch'
 complete -c farpage -n "__fish_farpage_using_subcommand attach" -s v -l verbose -d 'Say on stderr what is being done'
 complete -c farpage -n "__fish_farpage_using_subcommand attach" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c farpage -n "__fish_farpage_using_subcommand detach" -l tree -d 'Also detach every process that it has started'
 complete -c farpage -n "__fish_farpage_using_subcommand detach" -s h -l help -d 'Print help'
 complete -c farpage -n "__fish_farpage_using_subcommand guard" -l cgroup -d 'Watch this memory cgroup and those below it, where they have limits; may be repeated [default: the cgroup that limits this process, else the machine]' -r -F
 complete -c farpage -n "__fish_farpage_using_subcommand guard" -l keep -d 'Memory to keep free, a size or a percentage: act when less is free, or will be within a second' -r

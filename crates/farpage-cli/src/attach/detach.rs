@@ -5,19 +5,20 @@
 //!
 //! Caller: `main`. No locks.
 
-use super::family::some;
+use super::family::{self, some};
 use super::start;
 use super::target::Target;
 use crate::args::DetachArgs;
 use crate::cgroup::{self, Group};
 use crate::failure::{Failure, Result, say};
-use crate::process::Status;
+use crate::process::{self, Status};
 use crate::set::falls;
 use crate::trees::{self, Tree, bytes, size_of};
 use farpage_command::machine::meminfo;
 use farpage_ipc::conf::size;
 use farpage_ipc::tree::{Member, MemberKind};
 use farpage_run::budget::park::DETACH;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 use std::process::ExitCode;
@@ -34,11 +35,53 @@ const LEFT_PART: u64 = 8;
 /// # Errors
 /// It cannot be done, with exit status 1; then the process is as it was.
 pub fn main(args: &DetachArgs) -> Result<ExitCode> {
-    let pid = args.pid;
-    let tree = trees::of(pid)?;
+    if args.tree {
+        return with_all_that_it_has_started(args.pid);
+    }
+    let tree = trees::of(args.pid)?;
+    let done = one(args.pid, &tree)?;
+    say_who_goes_on(vec![done]);
+    say_who_stays(&tree);
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Exit status 1: of some it has been said why not.
+fn with_all_that_it_has_started(pid: u32) -> Result<ExitCode> {
+    let (mut done, mut failures, mut left) = (Vec::new(), Vec::new(), BTreeMap::new());
+    // Parents first: what they start from then on is started without.
+    family::each(
+        BTreeSet::new(),
+        || family::with_descendants(pid),
+        |pid| {
+            let Some((id, tree)) = trees::id_of(pid).zip(trees::of(pid).ok()) else { return };
+            if !member(&tree, pid).is_some_and(|member| member.kind() == MemberKind::Stranger) {
+                match one(pid, &tree) {
+                    Ok(name) => done.push(name),
+                    // One that has ended meanwhile has no memory.
+                    Err(failure) => failures.extend(Some(failure).filter(|_| process::anonymous(pid) > 0)),
+                }
+            }
+            left.insert(id, tree);
+        },
+    );
+    let is_all = failures.is_empty();
+    if done.is_empty() && is_all {
+        let none = || Failure::new(format!("cannot detach from process {pid}: nothing of its tree has an engine"));
+        return Err(trees::of(pid).err().unwrap_or_else(none));
+    }
+    failures.into_iter().for_each(say);
+    if !done.is_empty() {
+        say_who_goes_on(done);
+    }
+    left.values().for_each(say_who_stays);
+    Ok(if is_all { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// A process goes on without farpage; its number and name.
+fn one(pid: u32, tree: &Tree) -> Result<String> {
     let target = Target::look_at_member(pid).map_err(of_detach)?;
-    look(&target, &tree)?;
-    if let Some(member) = member_with_engine(&tree, pid) {
+    look(&target, tree)?;
+    if let Some(member) = member_with_engine(tree, pid) {
         bring_in(&target, member)?;
     }
     match start::detach(&target) {
@@ -51,10 +94,7 @@ pub fn main(args: &DetachArgs) -> Result<ExitCode> {
             return Err(if has_tree { failure.help(format!("farpage detach {pid} again")) } else { failure });
         }
     }
-    let name = target.name.escape_debug();
-    say(format_args!("farpage: process {pid} ({name}) goes on without farpage; its library stays loaded, and sleeps"));
-    say_who_stays(&tree);
-    Ok(ExitCode::SUCCESS)
+    Ok(format!("process {pid} ({})", target.name.escape_debug()))
 }
 
 fn of_detach(failure: Failure) -> Failure {
@@ -104,10 +144,14 @@ fn names_us(variable: &[u8]) -> bool {
     libraries.map(file_name).any(|name| name.contains("libfarpage_preload"))
 }
 
-/// Its place in the tree, if it has an engine.
+/// Its place in the tree.
+fn member(tree: &Tree, pid: u32) -> Option<&Member> {
+    tree.member(Status::read(pid).ok()?.numbers().next_back()?.into())
+}
+
+/// The same, if it has an engine.
 fn member_with_engine(tree: &Tree, pid: u32) -> Option<&Member> {
-    let own = Status::read(pid).ok()?.numbers().next_back()?;
-    tree.member(own.into()).filter(|m| matches!(m.kind(), MemberKind::Watched | MemberKind::Managed))
+    member(tree, pid).filter(|m| matches!(m.kind(), MemberKind::Watched | MemberKind::Managed))
 }
 
 /// All of it comes in, and its engine ends; or all is as it was.
@@ -128,6 +172,11 @@ fn bring_in(target: &Target, member: &Member) -> Result<()> {
     member.ring();
     let why = format!("{} of it does not come in", size_of(least - 1));
     Err(refuse(target, &why).help(format!("it is managed as before; farpage stat {pid} says more")))
+}
+
+fn say_who_goes_on(done: Vec<String>) {
+    let go = if done.len() == 1 { "goes" } else { "go" };
+    say(format_args!("farpage: {} {go} on without farpage; the library stays loaded, and sleeps", some(done)));
 }
 
 /// What the process has started, or was started with, stays in its tree.

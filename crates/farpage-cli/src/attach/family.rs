@@ -20,8 +20,8 @@ const NAMED: usize = 3;
 /// A process that is attached to may have started others meanwhile, which are in the tree, or not, if it was late.
 const ROUNDS: usize = 16;
 
-/// All that descend from a process, parents before their children.
-pub fn descendants(pid: u32) -> Vec<u32> {
+/// A process and all that descend from it, parents before their children.
+pub fn with_descendants(pid: u32) -> Vec<u32> {
     let mut children: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
     for child in process::all().unwrap_or_default() {
         process::parent(child).into_iter().for_each(|parent| children.entry(parent).or_default().push(child));
@@ -31,7 +31,19 @@ pub fn descendants(pid: u32) -> Vec<u32> {
         found.extend(children.remove(parent).unwrap_or_default());
         next += 1;
     }
-    found.split_off(1)
+    found
+}
+
+/// Does something with each of these processes, one after the other, and with those that there are more by then, but
+/// not with those that are `known`.
+pub fn each(mut known: BTreeSet<u32>, all: impl Fn() -> Vec<u32>, mut act: impl FnMut(u32)) {
+    for _ in 0..ROUNDS {
+        let new: Vec<u32> = all().into_iter().filter(|pid| known.insert(*pid)).collect();
+        if new.is_empty() {
+            break;
+        }
+        new.into_iter().for_each(&mut act);
+    }
 }
 
 /// Whether the tree of a process is of these processes: its first one is among them, or all are. They may be in another
@@ -67,21 +79,16 @@ pub fn take_in(of: u32, all: impl Fn() -> Vec<u32>, refused: Vec<(u32, Failure)>
             }));
         }
     };
-    let mut known: BTreeSet<u32> = refused.iter().map(|(pid, _)| *pid).collect();
+    let known = refused.iter().map(|(pid, _)| *pid).collect();
     refused.into_iter().for_each(|(pid, failure)| count(pid, failure));
-    for _ in 0..ROUNDS {
-        let new: Vec<u32> = outside(all(), id).into_iter().filter(|pid| !known.contains(pid)).collect();
-        if new.is_empty() {
-            break;
-        }
-        for pid in new {
+    each(
+        known,
+        || outside(all(), id),
+        |pid| {
             let done = Target::look(pid).and_then(|target| start.begin(&target, Some(segment.as_fd())));
-            if let Err(failure) = done {
-                count(pid, failure);
-                known.insert(pid);
-            }
-        }
-    }
+            done.unwrap_or_else(|failure| count(pid, failure));
+        },
+    );
     Ok(())
 }
 
@@ -96,7 +103,7 @@ pub fn some(mut names: Vec<String>) -> String {
 /// One line, if those that stay outside have much of a budget of `bytes`.
 pub fn warn_of_those_outside(target: &Target, bytes: u64) {
     let mut outside: Vec<(u64, u32)> =
-        outside(descendants(target.pid), None).into_iter().map(|pid| (process::anonymous(pid), pid)).collect();
+        outside(with_descendants(target.pid), None).into_iter().map(|pid| (process::anonymous(pid), pid)).collect();
     let all: u64 = outside.iter().map(|(has, _)| has).sum();
     if all <= bytes / MUCH_PART {
         return;

@@ -103,7 +103,7 @@ impl<'a> Whom<'a> {
     fn pids(&self) -> Vec<u32> {
         match self {
             Whom::One(target) => vec![target.pid],
-            Whom::Tree(pid) => [*pid].into_iter().chain(family::descendants(*pid)).collect(),
+            Whom::Tree(pid) => family::with_descendants(*pid),
             Whom::Group(members) => members(),
         }
     }
@@ -145,10 +145,10 @@ fn begin(whom: &Whom<'_>, ram: &str, start: &Start<'_>) -> Result<(u32, Vec<(u32
     pids.sort_by_key(|pid| trees::id_of(*pid).is_none());
     let mut refused = Vec::new();
     for pid in pids {
-        let done = Target::look_at_member(pid).and_then(|target| match target.library() {
-            Some(_) if !family::is_tree_of(&all, pid) => Err(target.refuse_again()),
-            Some(_) => set::give(pid, ram).map(|(_, failures)| failures.into_iter().for_each(say)),
-            None => start.begin(&target, None),
+        let done = Target::look_at_member(pid).and_then(|target| match target.is_member() {
+            true if !family::is_tree_of(&all, pid) => Err(target.refuse_again()),
+            true => set::give(pid, ram).map(|(_, failures)| failures.into_iter().for_each(say)),
+            false => start.begin(&target, None),
         });
         match done {
             Ok(()) => return Ok((pid, refused)),

@@ -62,39 +62,34 @@ impl<'a> Start<'a> {
         Ok(())
     }
 
-    /// Loads the library into the process, and tells it to start; where it says what became of that.
+    /// Loads the library into the process, unless it has it since it was attached to before, and tells it to start;
+    /// where it says what became of that.
     ///
     /// `is_own`: of this command's user. Also returns whether the process has userfaultfds that were made for it.
     fn load(&self, target: &Target, is_own: bool, segment: Option<BorrowedFd<'_>>) -> Result<(usize, bool)> {
         let Start { library, configuration, note, .. } = self;
-        let file = fs::read(library).or_cannot(format_args!("read {}", library.display()))?;
+        let loaded = target.library();
+        let file = match loaded {
+            Some(loaded) => target.memory.file_of(loaded)?,
+            None => fs::read(library).or_cannot(format_args!("read {}", library.display()))?,
+        };
         let symbol = |name: &str| {
-            let missing = || Failure::new(format!("{} has no {name}: it is of another version", library.display()));
-            symbols::address(&file, name).ok_or_else(missing)
+            let other = || Failure::new(format!("{} has no {name}: it is of another version", library.display()));
+            symbols::address(&file, name).ok_or_else(|| loaded.map_or_else(other, |_| of_another_version(target)))
         };
         let [start, join, take] = [symbol("farpage_start")?, symbol("farpage_join")?, symbol("farpage_take")?];
         let outcome = symbol("farpage_start_outcome")?;
         let mut tracee = borrow(target)?;
-        note(&format_args!("thread {} of process {} loads {}", tracee.tid(), target.pid, library.display()));
+        let does = if loaded.is_some() { "begins with" } else { "loads" };
+        note(&format_args!("thread {} of process {} {does} {}", tracee.tid(), target.pid, library.display()));
         let may = is_own || userfaultfds::can_itself(&mut tracee)?;
         let made = if may { None } else { Some(userfaultfds::make(target, &mut tracee)?) };
-        let mut handle = match is_visible(target, library) {
-            true => open(target, &mut tracee, library.as_os_str().as_bytes())?,
-            false => 0,
-        };
-        if handle == 0 {
-            // It has another file system, or may not read ours.
-            let copy = in_memory(&file)?;
-            let number = pass::give(&target.memory, target.pid, &mut tracee, copy.as_fd())?;
-            handle = open(target, &mut tracee, format!("/proc/self/fd/{number}").as_bytes())?;
-        }
-        if handle == 0 {
-            let at = tracee.call(target.error, [0; 3])?;
-            return Err(target.refuse(&format!("the library cannot be loaded there: {}", text_at(target, at))));
-        }
+        let handle = if loaded.is_some() { None } else { Some(open_library(target, &mut tracee, library, &file)?) };
         // The loader's description of a library begins with where it was loaded.
-        let mut base = [0; 8];
-        target.memory.read(handle, &mut base)?;
+        let mut base = loaded.map_or(0, |loaded| loaded.range.0).to_le_bytes();
+        if let Some(handle) = handle {
+            target.memory.read(handle, &mut base)?;
+        }
         let at = |symbol: u64| usize::from_le_bytes(base) + symbol as usize;
         if let Some(segment) = segment {
             let number = pass::give(&target.memory, target.pid, &mut tracee, segment)?;
@@ -110,7 +105,7 @@ impl<'a> Start<'a> {
         if failed != 0 {
             let why = text_at(target, failed);
             // Nothing has begun that would use it.
-            if outcome_at(target, at(outcome))?.is_none() {
+            if let (Some(handle), None) = (handle, outcome_at(target, at(outcome))?) {
                 tracee.call(target.close, [handle, 0, 0])?;
             }
             return Err(target.refuse(&why));
@@ -156,9 +151,12 @@ pub fn detach(target: &Target) -> Result<bool> {
 fn call(target: &Target, name: &str) -> Result<usize> {
     let library = target.library().ok_or_else(|| target.refuse("the library is not in its memory"))?;
     let file = target.memory.file_of(library)?;
-    let missing = || target.refuse("its library is of another version");
-    let function = symbols::address(&file, name).ok_or_else(missing)?;
+    let function = symbols::address(&file, name).ok_or_else(|| of_another_version(target))?;
     borrow(target)?.call(library.range.0 + function as usize, [0; 3])
+}
+
+fn of_another_version(target: &Target) -> Failure {
+    target.refuse("the library in it is of another version").help("start the program anew")
 }
 
 /// One line: which processes that it starts cannot be managed.
@@ -169,6 +167,25 @@ fn say_what_is_limited(target: &Target) {
          its budget, count, and are not swapped out: user {uid} may not open {device}\n  \
          help: setfacl -m u:{uid}:rw {device} lets this user have userfaultfds, until the next boot"
     ));
+}
+
+/// Has the process load the library, which is this file; the loader's handle.
+fn open_library(target: &Target, tracee: &mut Tracee<'_>, library: &Path, file: &[u8]) -> Result<usize> {
+    let mut handle = match is_visible(target, library) {
+        true => open(target, tracee, library.as_os_str().as_bytes())?,
+        false => 0,
+    };
+    if handle == 0 {
+        // It has another file system, or may not read ours.
+        let copy = in_memory(file)?;
+        let number = pass::give(&target.memory, target.pid, tracee, copy.as_fd())?;
+        handle = open(target, tracee, format!("/proc/self/fd/{number}").as_bytes())?;
+    }
+    if handle == 0 {
+        let at = tracee.call(target.error, [0; 3])?;
+        return Err(target.refuse(&format!("the library cannot be loaded there: {}", text_at(target, at))));
+    }
+    Ok(handle)
 }
 
 /// Has the process load a library; 0: it cannot.

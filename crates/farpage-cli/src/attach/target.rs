@@ -50,7 +50,7 @@ impl Target {
     /// It is not there, or cannot be put under a budget; one sentence says why.
     pub fn look(pid: u32) -> Result<Target> {
         let target = Target::look_at_member(pid)?;
-        if target.library().is_some() { Err(target.refuse_again()) } else { Ok(target) }
+        if target.is_member() { Err(target.refuse_again()) } else { Ok(target) }
     }
 
     /// The same, but the process may run under farpage.
@@ -147,18 +147,19 @@ impl Target {
         self.mappings.iter().find(|m| m.file_name().contains("libfarpage_preload") && m.offset == 0)
     }
 
+    /// Whether it runs under farpage. After `farpage detach` it has the library only.
+    pub fn is_member(&self) -> bool {
+        self.library().is_some() && trees::id_of(self.pid).is_some()
+    }
+
     /// A refusal of this process, because it is stopped.
     pub fn refuse_stopped(&self) -> Failure {
         self.refuse("it is stopped").help(format!("kill -CONT {}", self.pid))
     }
 
-    /// A refusal of this process, which has the library.
+    /// A refusal of this process, which runs under farpage.
     pub fn refuse_again(&self) -> Failure {
-        let pid = self.pid;
-        if trees::id_of(pid).is_some() {
-            return self.refuse("it runs under farpage already").help(format!("farpage set {pid} --ram SIZE"));
-        }
-        self.refuse("farpage's library is in it already, and begins once only").help("start the program anew")
+        self.refuse("it runs under farpage already").help(format!("farpage set {} --ram SIZE", self.pid))
     }
 
     /// A refusal of this process.

@@ -44,8 +44,10 @@ The user must be allowed to trace the process: see ptrace(2) and /proc/sys/kerne
         description: "\
 Brings all memory of the process PID back into RAM and lets it go on without farpage. The process was attached to, or \
     forked by one that was. Its engine ends and its descriptors are closed; the library stays loaded and does nothing. \
-    What the process starts from then on is started without farpage; what it has started before stays within the \
-    budget. Where there is no room for its memory, or a device does not answer, the process stays as it was.",
+    What the process starts from then on is started without farpage. What it has started before stays within the \
+    budget unless --tree is given; then one line names each process that could not be detached, and the exit status \
+    is 1. Where there is no room for its memory, or a device does not answer, a process stays as it was. farpage \
+    attach takes it in again.",
         environment: "",
         files: "",
     },

@@ -14,11 +14,12 @@ pub mod size;
 mod swap_spec;
 mod time;
 
+use farpage_base::mem::lock::lock;
 use farpage_swap::readahead::Tuning;
 use farpage_swap::tuning::Pins;
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::OnceLock;
+use std::sync::Mutex;
 use std::time::Duration;
 
 pub use error::{ConfError, DeviceError};
@@ -38,18 +39,17 @@ pub const ENV_DEFAULTS: &str = "FARPAGE_DEFAULTS";
 
 /// What an environment would say if the process had been started by `farpage run`: it runs already, and its environment
 /// is its own.
-static GIVEN: OnceLock<Vec<(&'static str, String)>> = OnceLock::new();
+static GIVEN: Mutex<Vec<(&'static str, String)>> = Mutex::new(Vec::new());
 
 /// The value of one of these variables.
 pub fn variable(name: &str) -> Option<String> {
-    let given = GIVEN.get().and_then(|given| given.iter().find(|(known, _)| *known == name));
-    given.map(|(_, value)| value.clone()).or_else(|| std::env::var(name).ok())
+    let given = lock(&GIVEN).iter().find(|(known, _)| *known == name).map(|(_, value)| value.clone());
+    given.or_else(|| std::env::var(name).ok())
 }
 
-/// In a process that runs already: what [`variable`] says from now on. Once.
+/// In a process that runs already: what [`variable`] says from now on.
 pub fn give_variables(variables: Vec<(&'static str, String)>) {
-    // A second start is refused before.
-    let _ = GIVEN.set(variables);
+    *lock(&GIVEN) = variables;
 }
 
 /// Smallest budget an engine accepts, bytes: frames, metadata and stacks must fit several times over.

@@ -16,7 +16,7 @@ pub mod slots;
 
 use crate::descriptors;
 use crate::environment::{self, NAME};
-use crate::{find, is_first, is_started};
+use crate::{find, is_first, is_started, started};
 use farpage_run::lifecycle::late::{self, LateStartError};
 use farpage_run::shared::given_uffds;
 use farpage_run::shared::outcome::StartOutcome;
@@ -37,8 +37,8 @@ static farpage_start_outcome: StartOutcome = StartOutcome::new();
 /// `configuration` is the text that `farpage run` has in `FARPAGE_CONF`, such as `ram:512M`. Returns NULL, or a text
 /// that says why not, which stays valid; then nothing has changed. `device` is an open `/dev/userfaultfd` for a process
 /// that may not open it itself, which stays the caller's, or -1. With `wait` 0 it returns when the engine is being
-/// started, and what becomes of it is not told; else when it runs. May be called once, by any thread that holds no lock
-/// of the loader's or the allocator's.
+/// started, and what becomes of it is not told; else when it runs. May be called once, and once more after each
+/// [`farpage_detach`], by any thread that holds no lock of the loader's or the allocator's.
 ///
 /// # Safety
 /// `configuration` is a C string.
@@ -95,6 +95,7 @@ pub extern "C" fn farpage_detach() -> c_int {
     }
     environment::forget();
     descriptors::close_kept();
+    started().store(false, SeqCst);
     0
 }
 
@@ -126,8 +127,11 @@ fn start(configuration: &CStr, device: c_int, wait: bool) -> Result<(), LateStar
     if is_another_there() || is_started() {
         return Err(LateStartError::Already);
     }
+    if slots::is_preloaded() {
+        return Err(LateStartError::Preloaded);
+    }
     // What is refused here can be tried again.
-    let prepared = late::prepare(text, device, SEGMENT.load(SeqCst))?;
+    let prepared = late::prepare(text, device, SEGMENT.swap(-1, SeqCst))?;
     if !is_first() {
         return Err(LateStartError::Already);
     }

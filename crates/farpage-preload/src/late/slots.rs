@@ -49,6 +49,12 @@ pub fn begin_late() {
     IS_LATE.store(true, SeqCst);
 }
 
+/// Whether the program finds this library's functions by their names: what stands behind them is to be looked up in
+/// another way then.
+pub fn is_preloaded() -> bool {
+    look_up(libc::RTLD_DEFAULT, c"_exit") == crate::_exit as *const () as usize
+}
+
 /// A function of this library that stands in front of another.
 struct Function {
     name: &'static CStr,

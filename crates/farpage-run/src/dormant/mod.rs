@@ -33,7 +33,7 @@ use crate::probe::is_misc_device;
 use crate::shared::charge::{Charges, UNLIMITED};
 use crate::shared::given_uffds;
 use crate::shared::start_error::StartError;
-use crate::shared::state::{Engine, engine};
+use crate::shared::state::{Engine, engine, forget_engine};
 use crate::shared::warn_once::{self, WarningKind, warn_once_in_tree};
 pub(crate) mod unwatched;
 
@@ -41,6 +41,7 @@ use farpage_base::mem::arena::Arena;
 use farpage_base::mem::heap::Heap;
 use farpage_base::sys::futex;
 use farpage_base::sys::proc::{Reach, hold as hold_proc, minor_faults, reach};
+use farpage_base::sys::thread::{block_signals, restore_signals};
 use farpage_ipc::conf::{Conf, SwapSpec};
 use farpage_ipc::stat::{Stat, StatPage};
 use farpage_ipc::tree::{self, Member};
@@ -63,7 +64,8 @@ pub(crate) static STAGE: AtomicU32 = AtomicU32::new(OFF);
 pub(crate) static FORKS: AtomicU32 = AtomicU32::new(0);
 /// The process that is dormant. A child that shares its memory (`vfork`) is another one.
 pub(crate) static HOME: AtomicU32 = AtomicU32::new(0);
-pub(crate) static PLAN: OnceLock<StartPlan> = OnceLock::new();
+/// That of the last start: a process that was detached may be attached to again.
+static PLAN: AtomicPtr<StartPlan> = AtomicPtr::new(std::ptr::null_mut());
 /// Bytes that were given up to the last look, for a process that cannot look.
 pub(crate) static GIVEN: AtomicU64 = AtomicU64::new(0);
 /// Bytes of shared memory that were mapped.
@@ -192,9 +194,22 @@ pub fn threshold(ram: u64) -> u64 {
     ram.saturating_sub(STACK) / 2
 }
 
+/// What was planned last.
+pub(crate) fn plan() -> Option<&'static StartPlan> {
+    // SAFETY: null, or a leaked box.
+    unsafe { PLAN.load(SeqCst).as_ref() }
+}
+
+/// This process is dormant from now on, as planned.
+pub(crate) fn begin(plan: StartPlan) {
+    PLAN.store(Box::into_raw(Box::new(plan)), SeqCst);
+    HOME.store(std::process::id(), SeqCst);
+    STAGE.store(DORMANT, SeqCst);
+}
+
 /// The plan of a process that is dormant, and this one.
 pub(crate) fn dormant() -> Option<&'static StartPlan> {
-    (STAGE.load(SeqCst) == DORMANT && is_home()).then(|| PLAN.get()).flatten()
+    (STAGE.load(SeqCst) == DORMANT && is_home()).then(plan).flatten()
 }
 
 pub(crate) fn is_home() -> bool {
@@ -256,7 +271,7 @@ pub(crate) fn ready() {
 /// There will be none.
 pub(crate) fn failed(why: &StartError) {
     // What a sandbox forks that has no /proc counts in its tree, and others make room: that is said if it is much.
-    let is_child = PLAN.get().is_some_and(|plan| plan.is_child.load(SeqCst));
+    let is_child = plan().is_some_and(|plan| plan.is_child.load(SeqCst));
     if !matches!(why, StartError::Proc(..)) || !is_child || tree::mine().is_none() {
         warn_once_in_tree(WarningKind::NoEngine, &format!("{why}; this process goes on without a budget"));
     }
@@ -276,6 +291,19 @@ pub(crate) fn enter(stage: u32) {
 pub(crate) fn goes_off() -> bool {
     wait_for_start();
     !dozes() && STAGE.compare_exchange(DORMANT, OFF, SeqCst, SeqCst).map_or_else(|stage| stage != STARTING, |_| true)
+}
+
+/// An engine that has ended is forgotten. A fork that is going on is done before; the next one has none. On a program
+/// thread.
+pub(crate) fn forget_ended() {
+    let Some(ended) = engine() else { return };
+    // A handler that forks would wait for this thread.
+    let mask = block_signals();
+    ended.fork.lock.lock();
+    forget_engine();
+    enter(OFF);
+    ended.fork.lock.unlock();
+    restore_signals(mask);
 }
 
 /// Returns when no start is under way, or after a while.
@@ -324,10 +352,14 @@ pub(crate) fn fork_prepare() -> Option<&'static Engine> {
     loop {
         match STAGE.load(SeqCst) {
             STARTING => futex::wait(&STAGE, STARTING, None),
-            STARTED => {
-                fork_parent();
-                return engine();
-            }
+            STARTED => match engine() {
+                Some(engine) => {
+                    fork_parent();
+                    return Some(engine);
+                }
+                // It is just being forgotten.
+                None => futex::wait(&STAGE, STARTED, None),
+            },
             _ => {
                 tree::mine().into_iter().for_each(Member::forks);
                 return None;
@@ -367,7 +399,7 @@ pub(crate) fn fork_child(reach: Option<u64>) -> bool {
         CHARGES.allow(if holds { LOOK_BYTES_MIN } else { DOZE_BYTES });
     }
     StatPage::forget();
-    if let Some(plan) = PLAN.get() {
+    if let Some(plan) = plan() {
         plan.stat.store(std::ptr::null_mut(), SeqCst);
         plan.is_child.store(true, SeqCst);
     }

@@ -99,12 +99,13 @@ pub fn reserve() -> Result<(), Errno> {
 }
 
 /// [`reserve`], from where the fork cannot be refused any more: waits a while for what is missing, and the child has to
-/// do without.
-pub(crate) fn reserve_anyway(e: &'static Engine) {
+/// do without. False: the engine has ended and was forgotten.
+pub(crate) fn reserve_anyway(e: &'static Engine) -> bool {
     let since = Instant::now();
     while reserve_for(e, since.elapsed() > RESERVE_WAIT_MAX).is_err() {
         futex::wait(&e.wakeups.never, 0, Some(1_000_000));
     }
+    e.fork.is_reserved()
 }
 
 /// `anyway`: also without what is missing.
@@ -120,6 +121,12 @@ fn reserve_for(e: &'static Engine, anyway: bool) -> Result<(), Errno> {
     // A handler of a signal as well.
     let mask = block_signals();
     f.lock.lock();
+    if !engine().is_some_and(|now| std::ptr::eq(now, e)) {
+        // It has ended, and was forgotten: nothing is needed.
+        f.lock.unlock();
+        restore_signals(mask);
+        return Ok(());
+    }
     f.gates.close();
     // The monitor cannot activate the engine any more: from here on this does not change.
     let fork_state = match e.stage.active.load(SeqCst) {

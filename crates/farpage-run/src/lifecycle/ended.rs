@@ -7,7 +7,7 @@
 //!
 //! Caller: the preload library, on the thread that called `exit` or `_exit`. No locks.
 
-use crate::dormant::{self, FILTERED, PLAN, StartPlan};
+use crate::dormant::{self, FILTERED, StartPlan};
 use crate::shared::state::engine;
 use crate::shared::warn_once::{WarningKind, warn_once_in_tree};
 use farpage_ipc::tree::{self, Segment};
@@ -30,7 +30,7 @@ pub fn end_at_once() {
     if let (Some(engine), Some(segment)) = (home, tree::segment()) {
         segment.header.sums.add(engine.stat);
     }
-    if let Some(advice) = PLAN.get().filter(|plan| is_asked(plan)).and_then(|_| advice()) {
+    if let Some(advice) = dormant::plan().filter(|plan| is_asked(plan)).and_then(|_| advice()) {
         warn_once_in_tree(WarningKind::Waited, &advice);
     }
 }

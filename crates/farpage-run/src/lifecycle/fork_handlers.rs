@@ -95,14 +95,19 @@ fn touch_stack(e: &Engine) -> usize {
 
 /// libc calls this in the forking thread, before it takes its own locks.
 pub extern "C" fn prepare() {
-    let Some(e) = dormant::fork_prepare() else { return };
+    let (e, mask) = loop {
+        let Some(e) = dormant::fork_prepare() else { return };
+        if !e.fork.is_home() {
+            return;
+        }
+        // A signal handler that forks as well would wait for itself. What a fault raises stays open.
+        let mask = block_signals();
+        if reserve_anyway(e) {
+            break (e, mask);
+        }
+        restore_signals(mask);
+    };
     let f = &e.fork;
-    if !f.is_home() {
-        return;
-    }
-    // A signal handler that forks as well would wait for itself. What a fault raises stays open.
-    let mask = block_signals();
-    reserve_anyway(e);
     f.forking.mask.store(mask, SeqCst);
     f.forking.prepared.store(thread_pointer(), SeqCst);
     // From here on no thread follows a change of privileges, and no signal of libc's for one reaches this thread.

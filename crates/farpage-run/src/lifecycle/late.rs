@@ -37,6 +37,9 @@ pub enum LateStartError {
     /// By this library or another one.
     #[error("this process runs under farpage already")]
     Already,
+    /// What stands behind its functions cannot be found by name then.
+    #[error("the library was preloaded, and begins with the program")]
+    Preloaded,
     /// What it says.
     #[error(transparent)]
     Configuration(#[from] ConfError),
@@ -122,6 +125,7 @@ pub fn detach() -> bool {
         }
         futex::wait(&AtomicU32::new(0), 0, Some(1_000_000));
     }
+    dormant::forget_ended();
     CHARGES.allow(UNLIMITED);
     tree::forget();
     true
@@ -144,6 +148,8 @@ pub fn start(
     wait: bool,
 ) -> Result<(), LateStartError> {
     let Prepared { conf, files, .. } = prepared;
+    warn_once::begin();
+    outcome.begin();
     if !tree::joining::join() {
         return Err(LateStartError::Join);
     }

@@ -6,9 +6,8 @@
 
 use crate::dormant::unwatched;
 use crate::dormant::{
-    self, CHARGES, DORMANT, DOZES, FILTERED, FORKS, GIVEN, HOME, LOOK_BYTES_MIN, OFF, PLAN, SHARED, STAGE,
-    START_WAIT_MAX, STARTING, StartPlan, dormant, enter, failed, here, is_home, publish, remember, threshold,
-    wait_for_start,
+    self, CHARGES, DORMANT, DOZES, FILTERED, FORKS, GIVEN, LOOK_BYTES_MIN, OFF, SHARED, STAGE, START_WAIT_MAX,
+    STARTING, StartPlan, dormant, enter, failed, here, is_home, publish, remember, threshold, wait_for_start,
 };
 use crate::lifecycle::images::{own_images, program_needs_libc};
 use crate::monitor;
@@ -40,19 +39,18 @@ use std::time::{Duration, Instant};
 /// the only thread; `heap` is the library's global allocator.
 pub fn sleep(conf: Conf, heap: &'static Heap) {
     begin_messages(false, keep_unsaid);
-    if plan(conf, heap) {
-        match dormant() {
-            // Nothing that it does would be seen.
-            Some(plan) if !program_needs_libc() => wake(plan, true),
-            _ => look(0),
-        }
+    begin_dormant(conf, heap);
+    match dormant() {
+        // Nothing that it does would be seen.
+        Some(plan) if !program_needs_libc() => wake(plan, true),
+        _ => look(0),
     }
 }
 
 /// The program runs already, and has an engine from now on; with `wait`, when this returns.
 pub(crate) fn at_once(conf: Conf, heap: &'static Heap, wait: bool) {
     begin_messages(true, keep_unsaid);
-    plan(conf, heap);
+    begin_dormant(conf, heap);
     if let Some(plan) = dormant() {
         wake(plan, wait);
     }
@@ -60,20 +58,27 @@ pub(crate) fn at_once(conf: Conf, heap: &'static Heap, wait: bool) {
 
 /// Keeps a message that could not be written for `farpage stat`.
 fn keep_unsaid(text: &[u8]) {
-    let of_plan = || PLAN.get().and_then(StartPlan::stat);
+    let of_plan = || dormant::plan().and_then(StartPlan::stat);
     if let Some(stat) = engine().map(|engine| engine.stat).or_else(of_plan) {
         stat.unsaid.keep(text);
     }
 }
 
-/// Makes the plan; false: there is one.
-fn plan(conf: Conf, heap: &'static Heap) -> bool {
+/// Makes the plan. The arena is a new one: of that of an engine that was here before some stays ([`Arena::give_back`]).
+fn begin_dormant(conf: Conf, heap: &'static Heap) {
     let stat = StatPage::of_launcher();
     if let Some(stat) = stat {
         StatPage::begin(stat, conf.ram);
     }
-    let plan = StartPlan {
-        exclude: own_images(),
+    let mut exclude = own_images();
+    if let Some(before) = dormant::plan() {
+        exclude.extend(before.exclude.iter().copied());
+        exclude.extend(before.arena.get().map(|arena| (arena.all.base, arena.all.end())));
+        exclude.sort_unstable();
+        exclude.dedup();
+    }
+    dormant::begin(StartPlan {
+        exclude,
         uffd: uffd_device::passed_on(),
         stat: AtomicPtr::new(stat.map_or(std::ptr::null_mut(), |stat| std::ptr::from_ref(stat).cast_mut())),
         arena: OnceLock::new(),
@@ -81,13 +86,7 @@ fn plan(conf: Conf, heap: &'static Heap) -> bool {
         is_child: AtomicBool::new(false),
         conf,
         heap,
-    };
-    let is_new = PLAN.set(plan).is_ok();
-    if is_new {
-        HOME.store(std::process::id(), SeqCst);
-        STAGE.store(DORMANT, SeqCst);
-    }
-    is_new
+    });
 }
 
 /// The program was given `bytes` that it may fill. Returns when it cannot pass its budget with them unseen. Called on a

@@ -5,7 +5,8 @@
 //!                 managed as before <--it is taken back--'
 //! ```
 //! The engine itself stays, as one that has retired: program threads may have it in their hands. Its memory goes. With
-//! the last thread its descriptors are closed, and with the userfaultfds all registrations go.
+//! the last thread its descriptors are closed, and with the userfaultfds all registrations go. Then it is forgotten
+//! ([`crate::dormant`]'s `forget_ended`): the process may be attached to again, and gets another one.
 //!
 //! The monitor's. Locks: its gate, so that no fork is going on when the threads end.
 

@@ -28,7 +28,8 @@ pub struct StartOutcome {
     text: UnsafeCell<[u8; TEXT]>,
 }
 
-// SAFETY: the text is written once, by the thread that has moved `len` from 0, before the state says that it is there.
+// SAFETY: the text is written by the thread that has moved `len` from 0, once a start, before the state says that it is
+// there; of an earlier start no thread is left.
 unsafe impl Sync for StartOutcome {}
 
 impl StartOutcome {
@@ -62,6 +63,12 @@ impl StartOutcome {
         // SAFETY: written before the state said so, and never again.
         let text = unsafe { &*self.text.get() };
         text.get(..len).map(|text| StartFailure(String::from_utf8_lossy(text).into_owned()))
+    }
+
+    /// A start begins: the one before, if any, has ended, and so has its engine.
+    pub(crate) fn begin(&self) {
+        self.state.store(UNKNOWN, SeqCst);
+        self.len.store(0, SeqCst);
     }
 
     pub(crate) fn succeed(&self) {

@@ -60,6 +60,11 @@ pub fn is_said(kind: WarningKind) -> bool {
 /// What is told instead of the program's standard error.
 static LISTENER: AtomicPtr<StartOutcome> = AtomicPtr::new(std::ptr::null_mut());
 
+/// A start: nothing has been said.
+pub fn begin() {
+    SAID.store(0, SeqCst);
+}
+
 /// From now on `outcome` is told whether there is an engine.
 pub fn set_listener(outcome: &'static StartOutcome) {
     LISTENER.store(std::ptr::from_ref(outcome).cast_mut(), SeqCst);
