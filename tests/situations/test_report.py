@@ -101,8 +101,8 @@ class Report(Situation):
     def test_a_browser_says_what_all_processes_waited_and_which_were_largest(self):
         page = self.dir / "tree.html"
         self.run_farpage("sh", "-c", '"$@"; true', "sh", PYTHON, "-c", PROGRAM, ram="48M", options=["--report", page])
-        self.assertRegex(self.in_a_browser(page).stdout, r"for memory, all threads together, at least one for \d+% of "
-                                                         r"the time; [^<]*; largest processes: python\S* [\d.]+ MiB")
+        self.assertRegex(self.in_a_browser(page).stdout, r"for memory in total, at least one for \d+% of the "
+                                                         r"time; [^<]*; largest processes: python\S* [\d.]+ MiB")
 
     @unless_there("chromium")
     def test_a_browser_draws_it(self):

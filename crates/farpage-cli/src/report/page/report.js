@@ -65,27 +65,27 @@ function charts(samples) {
 			{ label: "budget", values: samples.budget_bytes, color: "--alarm", dash: [6, 4] },
 			{ label: "swapped out", values: samples.swapped_bytes.map((v) => -v), color: "--c4", fill: true },
 		] },
-		{ title: "Faults a second", write: count, series: [
+		{ title: "Faults per second", write: count, series: [
 			{ label: "all", values: rate(t, samples.pgfault), color: "--c1" },
-			{ label: "that read a device", values: rate(t, samples.pgmajfault), color: "--c2" },
-			{ label: "that read a file", values: rate(t, samples.pgmajfault_file), color: "--alarm" },
+			{ label: "read a device", values: rate(t, samples.pgmajfault), color: "--c2" },
+			{ label: "read a file", values: rate(t, samples.pgmajfault_file), color: "--alarm" },
 		] },
-		{ title: "Latency of a fault", write: seconds, logarithmic: true, series: [
+		{ title: "Fault latency", write: seconds, logarithmic: true, series: [
 			{ label: "median", values: samples.p50_ns.map((v) => v && v / 1e9), color: "--c1" },
 			{ label: "99 %", values: samples.p99_ns.map((v) => v && v / 1e9), color: "--c3" },
 			{ label: "99.9 %", values: samples.p999_ns.map((v) => v && v / 1e9), color: "--alarm" },
 		] },
-		{ title: "Swapped, bytes a second", write: bytes, series: [
+		{ title: "Swapped, bytes per second", write: bytes, series: [
 			{ label: "in", values: rate(t, samples.pswpin, PAGE), color: "--c1" },
 			{ label: "out", values: rate(t, samples.pswpout, PAGE), color: "--c2" },
-			{ label: "on to a file", values: rate(t, samples.pool_writeback, PAGE), color: "--c3" },
+			{ label: "from the pool to a file", values: rate(t, samples.pool_writeback, PAGE), color: "--c3" },
 		] },
-		{ title: "Readahead: pages that were wanted", write: percent, series: [
-			{ label: "of those read ahead", values: share(t, samples.swap_ra_hit, samples.swap_ra), color: "--c4" },
+		{ title: "Readahead: hits", write: percent, series: [
+			{ label: "of the pages read ahead", values: share(t, samples.swap_ra_hit, samples.swap_ra), color: "--c4" },
 		] },
 	];
 	if (samples.fault_wait_ns && samples.fault_wait_ns.some((v) => v > 0)) {
-		list.splice(1, 0, { title: "Time that its threads waited for memory, s each second", write: seconds, series: [
+		list.splice(1, 0, { title: "Waiting for memory, seconds per second, all threads", write: seconds, series: [
 			{ label: "waited", values: rate(t, samples.fault_wait_ns, 1e-9), color: "--alarm", fill: true },
 		] });
 	}
@@ -162,12 +162,12 @@ function headline(run) {
 	const wall = run.wall_ns / 1e9, waited = last("fault_wait_ns") / 1e9;
 	const how = run.signal == null ? "exit status " + run.exit_status : "killed by signal " + run.signal;
 	const peak = Math.max(0, ...run.samples.rss_anon_bytes, run.rss_anon_peak_bytes || 0);
-	const parts = [seconds(wall) + ", " + how, "at most " + bytes(peak) + " of its " + bytes(run.ram_bytes)];
+	const parts = [seconds(wall) + ", " + how, "peak " + bytes(peak) + ", budget " + bytes(run.ram_bytes)];
 	const tree = run.tree || { waited_ns: 0, joined: 1, largest: [] };
 	const share = Math.min(1, tree.waited_ns / run.wall_ns).toLocaleString("en", { style: "percent" });
-	if (waited > 0) parts.push("waited " + seconds(waited) + " for memory, all threads together, at least one for "
+	if (waited > 0) parts.push("threads waited " + seconds(waited) + " for memory in total, at least one for "
 		+ share + " of the time");
-	parts.push(bytes(last("pswpout") * PAGE) + " swapped out and " + bytes(last("pswpin") * PAGE) + " in");
+	parts.push(bytes(last("pswpout") * PAGE) + " swapped out, " + bytes(last("pswpin") * PAGE) + " swapped in");
 	const largest = tree.largest.slice(0, 3).map((process) => process.name + " " + bytes(process.peak_bytes));
 	if (tree.joined > 1 && largest.length > 0) parts.push("largest processes: " + largest.join(", "));
 	return parts.join("; ");
@@ -175,7 +175,7 @@ function headline(run) {
 
 function troubles(run) {
 	const names = { pages_lost: "pages were lost", write_errors: "writes failed", read_errors: "reads failed",
-		swap_full: "times no device had room", over_budget_samples: "times it was over its budget" };
+		swap_full: "times no device had room", over_budget_samples: "samples were above the budget" };
 	return Object.entries(names).filter(([name]) => run[name] > 0).map(([name, what]) => count(run[name]) + " " + what);
 }
 
@@ -196,12 +196,12 @@ function rowsOf(run, limits) {
 	// Older pages have only what readahead did, without names.
 	const mappings = run.mappings || run.readahead || [];
 	if (mappings.length) {
-		rows.set("By mapping, of the first process", (cell) => {
+		rows.set("Mappings of the first process", (cell) => {
 			const cells = mappings.map((one) => [(one.name || "") + " at 0x" + one.start.toString(16), bytes(one.bytes),
 				bytes(one.resident_peak_bytes), bytes(one.resident_bytes), count(one.pgmajfault),
 				one.ra_hit_pct == null ? "-" : percent(one.ra_hit_pct)]);
-			cell.appendChild(element("div", "wide")).appendChild(table(cells, ["mapping", "size", "in memory at its peak",
-				"at the last look", "major faults", "readahead hits"]));
+			cell.appendChild(element("div", "wide")).appendChild(table(cells, ["mapping", "size", "in memory at the peak",
+				"at the end", "major faults", "readahead hits"]));
 		});
 	}
 	const details = (title, cells) => (cell) => {
@@ -211,7 +211,7 @@ function rowsOf(run, limits) {
 	};
 	rows.set("environment", details("Environment", Object.entries(run.environment || {})));
 	const plain = Object.entries(run).filter(([, value]) => value === null || ["number", "string"].includes(typeof value));
-	rows.set("counters", details("All counters, of the first process",
+	rows.set("counters", details("All counters of the first process",
 		plain.map(([name, value]) => [name, value == null ? "-" : value])));
 	return rows;
 }
