@@ -99,6 +99,10 @@ fn widths(columns: u16) -> (Vec<u16>, bool) {
     widths.extend(wide.then_some([5, 6, 6]).into_iter().flatten());
     widths.extend([7, 6, 5]);
     widths.extend(wide.then_some(6));
+    // A heading that is cut off cannot be read: the last columns go.
+    while widths.len() > 5 && widths.iter().sum::<u16>() + widths.len() as u16 - 1 > columns {
+        widths.pop();
+    }
     (widths, wide)
 }
 
@@ -255,20 +259,20 @@ fn parking_question(state: &State, parking: Parking) -> String {
 /// Explains keys and columns, over everything else.
 pub fn draw_help(frame: &mut Frame<'_>, look: Look) {
     const TEXT: &str = "\
- up, down, j, k, Home, End   select        Enter   details of one, and back
- s    sort by the next column              r       the other way round
- b    another budget of the tree           + -     a tenth more, less
- p    park the tree: all that can go, goes; a parked one comes back
- q    back, quit      Ctrl-C quit          Ctrl-Z  stop, until `fg`
+ up, down, j, k, Home, End   select        Enter   details, or back
+ s    sort by the next column              r       reverse the order
+ b    change the budget of the tree        + -     by a tenth
+ p    park the tree (swap out all that can go), or bring it back
+ q    go back, quit   Ctrl-C quit          Ctrl-Z  suspend, until `fg`
 
- A tree is a program under farpage run and all that it started. BUDGET:
- of the tree; of a process, what it may have of that now. USED: its part
- of the budget of all, > where it is more; `waits its turn`: others of
- the tree have the memory for now. TOTAL: RSS and SWAP. FAULT/s: faults
- served since the last look; MAJ/s: those that read a device. WAIT%: at
- least so much of the time a thread waited for memory, 200 if two always
- did. P99: 99 % of faults took less. Behind the name of a tree: its
- processes, all.
+ A tree is a program under farpage run and all that it started. The number
+ after its name counts its processes. BUDGET: the tree's; for a process,
+ what it may use of it now. USED: the used part of the budget, > if it is
+ exceeded; `waits its turn`: other processes of the tree have the memory
+ for now. TOTAL: RSS plus SWAP. FAULT/s: faults per second; MAJ/s: those
+ that read a device. WAIT%: time that threads waited for memory, at least;
+ 200 means that two threads always waited. P99: 99 % of faults were served
+ in less.
 
  # hot   = resident   + swap cache, free frames   % compressed   - other
 

@@ -118,7 +118,7 @@ fn give(prompt: &Prompt) -> String {
             let done = format!("the tree of {} may have {} now", prompt.pid, size::format(bytes));
             failures.into_iter().next().map_or(done, |failure| failure.sentence)
         }
-        Err(failure) => failure.sentence,
+        Err(failure) => failure.sentence.trim_start_matches("--ram: ").to_owned(),
     }
 }
 

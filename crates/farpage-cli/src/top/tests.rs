@@ -123,9 +123,11 @@ fn the_list_says_all_of_it_in_80_columns() {
         wide.contains("  90M  152M    12M    54M    1500    300    42   80ns\n") && wide.contains(" a.long.name "),
         "{wide}"
     );
+    let narrow = screen(&monitor, &state, PLAIN, (60, 24));
+    assert!(narrow.contains("    PID USER     COMMAND      BUDGET  USED        RSS  SWAP\n"), "{narrow}");
     state.help = true;
     let help = screen(&monitor, &state, PLAIN, (80, 24));
-    assert!(help.contains("another budget of the tree") && help.contains(" p    park the tree"), "{help}");
+    assert!(help.contains("change the budget of the tree") && help.contains(" p    park the tree"), "{help}");
     assert!(help.contains("Any key closes this.") && help.is_ascii());
 }
 
