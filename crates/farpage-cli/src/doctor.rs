@@ -94,7 +94,7 @@ impl Report {
             out.push_str(&format!("  {name:<30}{text}\n"));
         }
         if !all {
-            out.push_str("  (farpage doctor -v has all that was tried)\n");
+            out.push_str("  (farpage doctor -v shows everything that was tried)\n");
         }
         out
     }

@@ -62,13 +62,14 @@ pub fn of(pid: u32) -> Result<Tree> {
     if !PathBuf::from(format!("/proc/{pid}")).exists() {
         return Err(Failure::new(format!("cannot find process {pid}: no such process")));
     }
-    let why = match segment_of(pid) {
+    let missing = |why: &str| Failure::new(format!("cannot find the tree of process {pid}: {why}"));
+    Err(match segment_of(pid) {
         Ok(Some(segment)) => return open_at(pid, &segment),
-        Ok(None) => "it does not run under farpage run".into(),
-        Err(e) if e.kind() == io::ErrorKind::InvalidInput => return Err(refused(pid, "it is none")),
-        Err(e) => crate::failure::why(&e),
-    };
-    Err(Failure::new(format!("cannot find the tree of process {pid}: {why}")))
+        Ok(None) => missing("it does not run under farpage")
+            .help(format!("farpage attach {pid} --ram SIZE puts it under a budget")),
+        Err(e) if e.kind() == io::ErrorKind::InvalidInput => refused(pid, "it is none"),
+        Err(e) => missing(&crate::failure::why(&e)),
+    })
 }
 
 fn open_at(pid: u32, segment: &Memfd) -> Result<Tree> {

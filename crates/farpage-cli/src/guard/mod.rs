@@ -185,7 +185,7 @@ impl Guard<'_> {
                     self.missing.remove(&shown);
                 }
                 Err(_) if self.missing.insert(shown.clone()) => {
-                    self.speaker.say(format_args!("{shown} is gone; it is watched again when it is there again"));
+                    self.speaker.say(format_args!("{shown} is gone; it is watched again once it is back"));
                 }
                 Err(_) => {}
             }
@@ -197,7 +197,7 @@ impl Guard<'_> {
         places.sort();
         places.dedup();
         if places.is_empty() && self.missing.insert(String::new()) {
-            self.speaker.say("no cgroup there has a limit: nothing is watched until one has");
+            self.speaker.say("no cgroup there has a limit: nothing is watched until one does");
         }
         self.places.retain(|watched| places.contains(&watched.place));
         for place in places {
@@ -222,7 +222,7 @@ impl Guard<'_> {
     fn begin(&mut self, place: Place) {
         let Some(reading) = place.read(self.physical) else { return };
         self.speaker.say(format_args!(
-            "{place} is watched: {} of {} are left, and {} shall be",
+            "{place} is watched: {} of {} are free, and {} are to stay free",
             size::format(reading.left),
             size::format(reading.limit),
             size::format(self.keep(reading))
@@ -304,12 +304,12 @@ impl Guard<'_> {
         };
         let (left, limit) = (size::format(reading.left), size::format(reading.limit));
         let why = match (need, watched.trend.rate()) {
-            (Need::Soon(_), rate) => format!("{left} of {limit} are left, going by {} a second", size::format(rate)),
-            _ => format!("{left} of {limit} are left"),
+            (Need::Soon(_), rate) => format!("{left} of {limit} are free, {} less each second", size::format(rate)),
+            _ => format!("{left} of {limit} are free"),
         };
         let comes = candidates.iter().any(|one| one.budget.is_some_and(|budget| budget < one.has));
         if matches!(need, Need::Now(_)) && cuts.is_empty() && !comes && !watched.shortage.is_exhausted {
-            self.speaker.say(format_args!("{}: {why}, and there is nobody who can give more", watched.place));
+            self.speaker.say(format_args!("{}: {why}, and no program can give more", watched.place));
             watched.shortage.is_exhausted = true;
         }
         for Cut { index, budget } in cuts {
