@@ -55,7 +55,7 @@ Examples:
   farpage set 1234 --ram 1G";
 
 const GUARD_EXAMPLES: &str = "\
-Free memory is MemAvailable of a machine; of a cgroup it is the limit minus what is used, not counting \
+Free memory is MemAvailable of the machine; in a cgroup it is the limit minus what is used, not counting \
     pages of files. guard attaches to the largest program that the rules allow, or lowers its budget if it has \
     one. No program is cut below a quarter of what it had. When memory is plentiful again, programs that were cut \
     get some of it back.
@@ -165,10 +165,10 @@ pub enum Command {
     /// Run a program under a RAM budget
     #[command(after_help = RUN_SHORT, after_long_help = RUN_EXAMPLES)]
     Run(RunArgs),
-    /// Put a running program, and whatever it starts from then on, under a RAM budget
+    /// Put a running program, and whatever it starts later, under a RAM budget
     #[command(after_help = ATTACH_EXAMPLES)]
     Attach(AttachArgs),
-    /// Bring a process that was attached to back into RAM, and let it go on without farpage
+    /// Undo attach: bring a process back into RAM and let it run on without farpage
     Detach(DetachArgs),
     /// Watch memory, and put the largest program under a budget before the kernel kills one
     #[command(after_help = GUARD_EXAMPLES)]
@@ -182,20 +182,20 @@ pub enum Command {
     /// Show the counters of programs that run under farpage or use pagers
     #[command(after_help = STAT_EXAMPLES)]
     Stat(StatArgs),
-    /// Watch all programs live on one screen, look into one, change budgets
+    /// Watch all programs live on one screen, and change their budgets
     #[cfg(feature = "top")]
     #[command(after_help = TOP_EXAMPLES)]
     Top(TopArgs),
     /// Serve the counters of all programs to Prometheus over HTTP
     #[command(after_help = EXPORTER_EXAMPLES)]
     Exporter(ExporterArgs),
-    /// Combine pages that run --report has written, to compare runs
+    /// Combine the pages of several run --report into one, to compare the runs
     #[command(after_help = REPORT_EXAMPLES)]
     Report(ReportArgs),
     /// Check what works here for this user, and say how to enable the rest
     #[command(after_help = DOCTOR_EXAMPLES)]
     Doctor(DoctorArgs),
-    /// Remove pages that ended programs have left on a Redis server
+    /// Remove the pages that programs have left behind on a Redis server
     #[command(after_help = SWAPOFF_EXAMPLES)]
     Swapoff(SwapoffArgs),
     /// Find out how much RAM a program needs, by timing it with less and less
@@ -258,7 +258,7 @@ pub struct AttachArgs {
 /// `farpage detach`.
 #[derive(Debug, Args)]
 pub struct DetachArgs {
-    /// The process
+    /// Process that was attached to, or forked by one that was
     pub pid: u32,
     /// Also detach every process that it has started
     #[arg(long)]
@@ -275,10 +275,10 @@ pub struct GuardArgs {
     /// Memory to keep free, a size or a percentage: act when less is free, or will be within a second
     #[arg(long, value_name = "SIZE", default_value = "10%")]
     pub keep: String,
-    /// Only programs that match RULE, or another --only
+    /// Consider only programs that match RULE or another --only; may be repeated
     #[arg(long, value_name = "RULE", value_parser = Rule::parse)]
     pub only: Vec<Rule>,
-    /// Never programs that match RULE
+    /// Leave programs alone that match RULE; may be repeated
     #[arg(long, value_name = "RULE", value_parser = Rule::parse)]
     pub never: Vec<Rule>,
     /// Only say what would be done
@@ -304,9 +304,9 @@ pub struct EngineArgs {
     /// Keep idle CPUs from sleeping while faults come fast (auto: on machines of up to 8 CPUs)
     #[arg(long, value_name = "WHEN", value_parser = ["auto", "always", "never"], hide = true)]
     pub idle_poll: Option<String>,
-    /// Park each process that was idle for TIME (90s, 10m, 2h)
+    /// Park each process that has been idle for TIME (90s, 10m, 2h)
     ///
-    /// Idle is less than 1% of a CPU. What can be swapped out goes, and comes back when it is used.
+    /// Idle means less than 1% of a CPU. Its memory is swapped out as far as possible, and comes back when it is used.
     #[arg(long, value_name = "TIME")]
     pub idle: Option<String>,
     /// Keep a checksum of every swapped-out page, and abort on a mismatch
@@ -335,8 +335,8 @@ impl EngineArgs {
 pub struct RunArgs {
     /// RAM budget: 512M, 25%
     ///
-    /// Budget for resident anonymous memory of the program and all that it starts. Default: 90% of the memory cgroup's
-    /// limit, else half of the available memory.
+    /// Budget for resident anonymous memory of the program and everything that it starts. Default: 90% of the memory
+    /// cgroup's limit, else half of the available memory.
     #[arg(short = 'm', long, visible_alias = "memory", value_name = "SIZE", allow_hyphen_values = true)]
     pub ram: Option<String>,
     /// Budget for each process. Without --ram there is no common budget
@@ -347,7 +347,7 @@ pub struct RunArgs {
     pub engine: EngineArgs,
     /// Print a table of counters at the end
     ///
-    /// farpage stays as the parent, and prints it on stderr when the program ends.
+    /// farpage stays as the parent and prints the table on stderr when the program ends.
     #[arg(long)]
     pub stats: bool,
     /// Write the counters to FILE as one JSON object when the program ends (-: stderr; stdout is the program's)
@@ -355,12 +355,12 @@ pub struct RunArgs {
     pub stats_json: Option<PathBuf>,
     /// Write a page with charts to FILE at the end
     ///
-    /// farpage stays as the parent, and looks at all processes several times a second.
+    /// farpage stays as the parent and samples all processes several times a second.
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub report: Option<PathBuf>,
     /// Run the program as this user (root only)
     ///
-    /// Names or numbers. The program gets an open /dev/userfaultfd, and no other privilege.
+    /// Names or numbers. The program gets an open /dev/userfaultfd and no other privilege.
     #[arg(long, value_name = "USER[:GROUP]", value_hint = ValueHint::Username)]
     pub user: Option<String>,
     /// Record in FILE which pages are touched, for farpage-bench sim (slow: each has a fault); processes after the
@@ -372,8 +372,8 @@ pub struct RunArgs {
     pub verbose: bool,
     /// No warnings, and no lines about swapping and waiting
     ///
-    /// Without it, a line says on a terminal that swapping has begun, and others that the program mostly waits for
-    /// memory, once while it runs and once at its end.
+    /// Otherwise a line on a terminal says that swapping has begun, and a line on stderr says that the program mostly
+    /// waits for memory, once while it runs and once at its end.
     #[arg(short, long, conflicts_with = "verbose")]
     pub quiet: bool,
     /// Try what farpage would refuse: static, setuid or foreign programs, older kernels
@@ -402,13 +402,13 @@ pub struct StatArgs {
     /// Print the engine's last 4096 events: faults, evictions, changes of mappings
     #[arg(long, requires = "pid", conflicts_with = "watch")]
     pub events: bool,
-    /// What the feedback controllers have come to, of the engine and of pagers
+    /// Print the values of the feedback controllers, of the engine and of pagers
     #[arg(long, requires = "pid", conflicts_with_all = ["watch", "events"], hide = true)]
     pub tuning: bool,
     /// Print the counters of all processes as metrics, in OpenMetrics text format
     #[arg(long, conflicts_with_all = ["pid", "json", "watch", "bytes", "events", "tuning"])]
     pub openmetrics: bool,
-    /// A set of series for each process, not for each tree
+    /// One set of series for each process, instead of one for each tree
     #[arg(long, requires = "openmetrics")]
     pub per_process: bool,
     /// Write the metrics to FILE in Prometheus text format, for node_exporter's textfile collector
@@ -431,7 +431,7 @@ pub struct ExporterArgs {
     /// Address and port to listen on
     #[arg(long, value_name = "ADDRESS:PORT", default_value = EXPORTER_LISTENS)]
     pub listen: String,
-    /// A set of series for each process, not for each tree
+    /// One set of series for each process, instead of one for each tree
     #[arg(long)]
     pub per_process: bool,
 }
@@ -456,7 +456,7 @@ pub struct DoctorArgs {
     /// Show everything that was tried, and the outcome
     #[arg(short, long, conflicts_with = "json")]
     pub verbose: bool,
-    /// Check this swap device instead: whether it can be used, and how fast it is
+    /// Check only this swap device: whether it can be used, and how fast it is
     #[arg(long, value_name = "SPEC", conflicts_with_all = ["json", "verbose"])]
     pub swap: Vec<String>,
 }

@@ -16,7 +16,7 @@ pub struct BenchArgs {
 /// The benches.
 #[derive(Debug, Subcommand)]
 pub enum BenchCommand {
-    /// A program of yours on the kernel's swap and under farpage, with equal memory
+    /// Compare a program of yours, or a suite, on the kernel's swap and under farpage, with equal memory
     #[command(after_help = program::EXAMPLES)]
     Program(program::ProgramArgs),
 }

@@ -38,23 +38,24 @@ use std::process::ExitCode;
 
 /// Shown below the options.
 pub const EXAMPLES: &str = "\
-Memory is equal: the kernel's limit is --ram, its zram pool comes on top of it; farpage gets the sum of \
-    both. Both count all processes of the program; the limit counts files that it is the first to read, too, \
-    farpage's budget only anonymous memory: a fair comparison has few files. Standard input is empty. A program \
-    that writes something else each time (times, addresses) is measured, and said to.
+Both sides have the same memory. The kernel's limit is --ram, with its zram pool on top; farpage gets the sum \
+    of both. All processes of the program count. The limit also counts files that the program is the first to \
+    read, and farpage's budget only anonymous memory, so a program that reads few files makes a fair comparison. \
+    Standard input is empty. A program whose output changes from run to run (times, addresses) is measured all the \
+    same, with a note.
 
-Columns: wall time, processor time of all CPUs, major faults (farpage's are those that read a swap device, \
-    the others count files, too), peak of resident anonymous memory of all processes (farpage's with its pool; \
-    without root, of the first process), the pool's peak, and how many times as fast as the kernel.
+Columns: wall time; processor time of all CPUs; major faults (farpage's are those that read a swap device, the \
+    others include files); peak resident anonymous memory of all processes (farpage's includes its pool; without \
+    root, it is that of the first process); peak size of the pool; the kernel's time divided by farpage's.
 
-With several --ram, one row each, the least first: the limit, farpage's budget, seconds, how many times as \
-    fast as the kernel, major faults, and a bar that is as long as farpage's time. JSON has a list, sizes, each \
-    as with one --ram.
+With several --ram there is one row for each, smallest first: the limit, farpage's budget, seconds, the \
+    kernel's time divided by farpage's, major faults, and a bar as long as farpage's time. The JSON object has a \
+    list, sizes, with the results of each.
 
-With --suite, programs that are known here are measured one after the other, each in memory of its own, and \
-    a row is written when one has ended: most memory as it is, farpage's budget, seconds, how many times as fast \
-    as the kernel, major faults, pages that farpage wrote to files, and what went wrong. What is not installed \
-    is named, and how to install it. The programs:
+--suite measures well-known programs one after the other, each with its own memory limit, and prints a row as \
+    each one ends: peak memory as it is, farpage's budget, seconds, the kernel's time divided by farpage's, major \
+    faults, pages that farpage wrote to files, and complaints. For a program that is not installed, a line says \
+    how to install it. The programs:
   sort, perl, sqlite, gather, passes, update (numpy), cc, node, java,
   objects (Python), workers (Python processes), pandas, duckdb, polars, r,
   networkx, gdal, redis

@@ -43,20 +43,20 @@ use std::time::Duration;
 
 /// What stands below the help.
 pub const EXAMPLES: &str = "\
-It runs the program eight times or so: as it is (three times), recorded, and with four or five budgets. Two \
-    or three of these say what a fault costs here. The others are those that would be the answer: they are \
-    predicted first, and shown beside what was measured; where that is off, up to three more. All that takes 20 \
-    to 60 times as long as the program; it says so when it knows how long that is. Standard input is empty.
+farpage size runs the program about eight times: three times as it is, once recorded, and with four or five \
+    budgets. Two or three of these budgets show what a fault costs here. The others are candidates for the answer: \
+    their time is predicted, then measured, and both are shown. If a prediction is off, up to three more runs \
+    follow. In all this takes 20 to 60 times as long as the program; an estimate is printed after the first run. \
+    Standard input is empty.
 
-The knee is the smallest budget at which it takes at most 1.5 times as long as with all of its memory. A \
-    second one is at 1.1 times. Both are budgets that were measured.
+The knee is the smallest budget at which the program takes at most 1.5 times as long as with all of its \
+    memory. A second answer is for 1.1 times. Both budgets have been measured.
 
-Columns: the budget, also in percent of all that the program takes; seconds, and as a multiple of what it \
-    takes with all memory; faults on pages that were swapped out or about to be; what comes in and goes out. ~ \
-    was predicted, between budgets that were measured.
+Columns: the budget, also as a percentage of the program's memory; the time in seconds, also as a multiple of \
+    the time with all memory; faults on pages that were swapped out or about to be; MiB read from and written to \
+    swap devices. ~ marks predictions, which lie between measured budgets.
 
-A program that starts others is measured as a whole, with up to eight budgets, and nothing is predicted. \
-    --quick runs it with half of its memory, and no more.
+A program that starts others is measured as a whole, with up to eight budgets and without predictions.
 
 Examples:
   farpage size -- sort -S 1G big.txt
@@ -88,16 +88,16 @@ const OTHERS: u64 = 10;
 /// `farpage size`.
 #[derive(Debug, Args)]
 pub struct SizeArgs {
-    /// Swap device, as of farpage run; may be repeated [default: zram, then file:/var/tmp]
+    /// Swap device, as in farpage run; may be repeated [default: zram, then file:/var/tmp]
     #[arg(long, value_name = "SPEC")]
     swap: Vec<String>,
-    /// How often each time is measured: medians are taken
+    /// Number of measurements of each time; the median counts
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=100))]
     rounds: u64,
-    /// Take three times as long as the program: it runs as it is, and with half of its memory
+    /// Run the program only twice, as it is and with half of its memory; takes three times as long as the program
     #[arg(long, conflicts_with_all = ["rounds"])]
     quick: bool,
-    /// No run takes longer: what is recorded by then is taken for all
+    /// Time limit of each run; a recording that reaches it stands for the whole run
     #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..))]
     limit: u64,
     /// Write the result to FILE as JSON (-: to standard output, without the table)

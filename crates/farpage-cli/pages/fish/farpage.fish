@@ -27,18 +27,18 @@ end
 complete -c farpage -n "__fish_farpage_needs_command" -s h -l help -d 'Print help'
 complete -c farpage -n "__fish_farpage_needs_command" -s V -l version -d 'Print version'
 complete -c farpage -n "__fish_farpage_needs_command" -f -a "run" -d 'Run a program under a RAM budget'
-complete -c farpage -n "__fish_farpage_needs_command" -f -a "attach" -d 'Put a running program, and whatever it starts from then on, under a RAM budget'
-complete -c farpage -n "__fish_farpage_needs_command" -f -a "detach" -d 'Bring a process that was attached to back into RAM, and let it go on without farpage'
+complete -c farpage -n "__fish_farpage_needs_command" -f -a "attach" -d 'Put a running program, and whatever it starts later, under a RAM budget'
+complete -c farpage -n "__fish_farpage_needs_command" -f -a "detach" -d 'Undo attach: bring a process back into RAM and let it run on without farpage'
 complete -c farpage -n "__fish_farpage_needs_command" -f -a "guard" -d 'Watch memory, and put the largest program under a budget before the kernel kills one'
 complete -c farpage -n "__fish_farpage_needs_command" -f -a "park" -d 'Swap out as much as possible of an idle program and of all processes in its tree'
 complete -c farpage -n "__fish_farpage_needs_command" -f -a "unpark" -d 'Bring a parked program back into RAM before it is used'
 complete -c farpage -n "__fish_farpage_needs_command" -f -a "set" -d 'Change the budget of a running program and of all processes in its tree'
 complete -c farpage -n "__fish_farpage_needs_command" -f -a "stat" -d 'Show the counters of programs that run under farpage or use pagers'
-complete -c farpage -n "__fish_farpage_needs_command" -f -a "top" -d 'Watch all programs live on one screen, look into one, change budgets'
+complete -c farpage -n "__fish_farpage_needs_command" -f -a "top" -d 'Watch all programs live on one screen, and change their budgets'
 complete -c farpage -n "__fish_farpage_needs_command" -f -a "exporter" -d 'Serve the counters of all programs to Prometheus over HTTP'
-complete -c farpage -n "__fish_farpage_needs_command" -f -a "report" -d 'Combine pages that run --report has written, to compare runs'
+complete -c farpage -n "__fish_farpage_needs_command" -f -a "report" -d 'Combine the pages of several run --report into one, to compare the runs'
 complete -c farpage -n "__fish_farpage_needs_command" -f -a "doctor" -d 'Check what works here for this user, and say how to enable the rest'
-complete -c farpage -n "__fish_farpage_needs_command" -f -a "swapoff" -d 'Remove pages that ended programs have left on a Redis server'
+complete -c farpage -n "__fish_farpage_needs_command" -f -a "swapoff" -d 'Remove the pages that programs have left behind on a Redis server'
 complete -c farpage -n "__fish_farpage_needs_command" -f -a "size" -d 'Find out how much RAM a program needs, by timing it with less and less'
 complete -c farpage -n "__fish_farpage_needs_command" -f -a "bench" -d 'Compare farpage with the kernel\'s swap'
 complete -c farpage -n "__fish_farpage_using_subcommand run" -s m -l ram -l memory -d 'RAM budget: 512M, 25%' -r
@@ -48,7 +48,7 @@ complete -c farpage -n "__fish_farpage_using_subcommand run" -l readahead -d 'Re
 complete -c farpage -n "__fish_farpage_using_subcommand run" -l idle-poll -d 'Keep idle CPUs from sleeping while faults come fast (auto: on machines of up to 8 CPUs)' -r -f -a "auto\t''
 always\t''
 never\t''"
-complete -c farpage -n "__fish_farpage_using_subcommand run" -l idle -d 'Park each process that was idle for TIME (90s, 10m, 2h)' -r
+complete -c farpage -n "__fish_farpage_using_subcommand run" -l idle -d 'Park each process that has been idle for TIME (90s, 10m, 2h)' -r
 complete -c farpage -n "__fish_farpage_using_subcommand run" -l stats-json -d 'Write the counters to FILE as one JSON object when the program ends (-: stderr; stdout is the program\'s)' -r -F
 complete -c farpage -n "__fish_farpage_using_subcommand run" -l report -d 'Write a page with charts to FILE at the end' -r -F
 complete -c farpage -n "__fish_farpage_using_subcommand run" -l user -d 'Run the program as this user (root only)' -r -f -a "(__fish_complete_users)"
@@ -67,7 +67,7 @@ complete -c farpage -n "__fish_farpage_using_subcommand attach" -l readahead -d 
 complete -c farpage -n "__fish_farpage_using_subcommand attach" -l idle-poll -d 'Keep idle CPUs from sleeping while faults come fast (auto: on machines of up to 8 CPUs)' -r -f -a "auto\t''
 always\t''
 never\t''"
-complete -c farpage -n "__fish_farpage_using_subcommand attach" -l idle -d 'Park each process that was idle for TIME (90s, 10m, 2h)' -r
+complete -c farpage -n "__fish_farpage_using_subcommand attach" -l idle -d 'Park each process that has been idle for TIME (90s, 10m, 2h)' -r
 complete -c farpage -n "__fish_farpage_using_subcommand attach" -l tree -d 'Also attach to every process that it has started, under one budget'
 complete -c farpage -n "__fish_farpage_using_subcommand attach" -l verify -d 'Keep a checksum of every swapped-out page, and abort on a mismatch'
 complete -c farpage -n "__fish_farpage_using_subcommand attach" -s v -l verbose -d 'Say on stderr what is being done'
@@ -76,14 +76,14 @@ complete -c farpage -n "__fish_farpage_using_subcommand detach" -l tree -d 'Also
 complete -c farpage -n "__fish_farpage_using_subcommand detach" -s h -l help -d 'Print help'
 complete -c farpage -n "__fish_farpage_using_subcommand guard" -l cgroup -d 'Watch this memory cgroup and those below it, where they have limits; may be repeated [default: the cgroup that limits this process, else the machine]' -r -F
 complete -c farpage -n "__fish_farpage_using_subcommand guard" -l keep -d 'Memory to keep free, a size or a percentage: act when less is free, or will be within a second' -r
-complete -c farpage -n "__fish_farpage_using_subcommand guard" -l only -d 'Only programs that match RULE, or another --only' -r
-complete -c farpage -n "__fish_farpage_using_subcommand guard" -l never -d 'Never programs that match RULE' -r
+complete -c farpage -n "__fish_farpage_using_subcommand guard" -l only -d 'Consider only programs that match RULE or another --only; may be repeated' -r
+complete -c farpage -n "__fish_farpage_using_subcommand guard" -l never -d 'Leave programs alone that match RULE; may be repeated' -r
 complete -c farpage -n "__fish_farpage_using_subcommand guard" -l swap -d 'Swap device [default: zram, then file:/var/tmp]' -r
 complete -c farpage -n "__fish_farpage_using_subcommand guard" -l readahead -d 'Readahead, parts separated by commas: none, stream, vma or slot; page_cluster=N (at most 2^N pages at a time); vma_ra_enabled=0|1; exact (pages wait for their touch, so that hits are exact) [default: stream,page_cluster=5]' -r
 complete -c farpage -n "__fish_farpage_using_subcommand guard" -l idle-poll -d 'Keep idle CPUs from sleeping while faults come fast (auto: on machines of up to 8 CPUs)' -r -f -a "auto\t''
 always\t''
 never\t''"
-complete -c farpage -n "__fish_farpage_using_subcommand guard" -l idle -d 'Park each process that was idle for TIME (90s, 10m, 2h)' -r
+complete -c farpage -n "__fish_farpage_using_subcommand guard" -l idle -d 'Park each process that has been idle for TIME (90s, 10m, 2h)' -r
 complete -c farpage -n "__fish_farpage_using_subcommand guard" -s n -l dry-run -d 'Only say what would be done'
 complete -c farpage -n "__fish_farpage_using_subcommand guard" -l verify -d 'Keep a checksum of every swapped-out page, and abort on a mismatch'
 complete -c farpage -n "__fish_farpage_using_subcommand guard" -s h -l help -d 'Print help (see more with \'--help\')'
@@ -98,31 +98,31 @@ complete -c farpage -n "__fish_farpage_using_subcommand stat" -l output -d 'Writ
 complete -c farpage -n "__fish_farpage_using_subcommand stat" -s J -l json -d 'Print one JSON object (with --watch: one per line)'
 complete -c farpage -n "__fish_farpage_using_subcommand stat" -s b -l bytes -d 'Print sizes in bytes'
 complete -c farpage -n "__fish_farpage_using_subcommand stat" -l events -d 'Print the engine\'s last 4096 events: faults, evictions, changes of mappings'
-complete -c farpage -n "__fish_farpage_using_subcommand stat" -l tuning -d 'What the feedback controllers have come to, of the engine and of pagers'
+complete -c farpage -n "__fish_farpage_using_subcommand stat" -l tuning -d 'Print the values of the feedback controllers, of the engine and of pagers'
 complete -c farpage -n "__fish_farpage_using_subcommand stat" -l openmetrics -d 'Print the counters of all processes as metrics, in OpenMetrics text format'
-complete -c farpage -n "__fish_farpage_using_subcommand stat" -l per-process -d 'A set of series for each process, not for each tree'
+complete -c farpage -n "__fish_farpage_using_subcommand stat" -l per-process -d 'One set of series for each process, instead of one for each tree'
 complete -c farpage -n "__fish_farpage_using_subcommand stat" -s h -l help -d 'Print help'
 complete -c farpage -n "__fish_farpage_using_subcommand top" -s n -l interval -d 'Seconds between updates' -r
 complete -c farpage -n "__fish_farpage_using_subcommand top" -s h -l help -d 'Print help'
 complete -c farpage -n "__fish_farpage_using_subcommand exporter" -l listen -d 'Address and port to listen on' -r
-complete -c farpage -n "__fish_farpage_using_subcommand exporter" -l per-process -d 'A set of series for each process, not for each tree'
+complete -c farpage -n "__fish_farpage_using_subcommand exporter" -l per-process -d 'One set of series for each process, instead of one for each tree'
 complete -c farpage -n "__fish_farpage_using_subcommand exporter" -s h -l help -d 'Print help'
 complete -c farpage -n "__fish_farpage_using_subcommand report" -s o -l output -d 'Page to write' -r -F
 complete -c farpage -n "__fish_farpage_using_subcommand report" -s h -l help -d 'Print help'
-complete -c farpage -n "__fish_farpage_using_subcommand doctor" -l swap -d 'Check this swap device instead: whether it can be used, and how fast it is' -r
+complete -c farpage -n "__fish_farpage_using_subcommand doctor" -l swap -d 'Check only this swap device: whether it can be used, and how fast it is' -r
 complete -c farpage -n "__fish_farpage_using_subcommand doctor" -s J -l json -d 'Print one JSON object'
 complete -c farpage -n "__fish_farpage_using_subcommand doctor" -s v -l verbose -d 'Show everything that was tried, and the outcome'
 complete -c farpage -n "__fish_farpage_using_subcommand doctor" -s h -l help -d 'Print help'
 complete -c farpage -n "__fish_farpage_using_subcommand swapoff" -s n -l dry-run -d 'Only say what would be removed'
 complete -c farpage -n "__fish_farpage_using_subcommand swapoff" -s h -l help -d 'Print help'
-complete -c farpage -n "__fish_farpage_using_subcommand size" -l swap -d 'Swap device, as of farpage run; may be repeated [default: zram, then file:/var/tmp]' -r
-complete -c farpage -n "__fish_farpage_using_subcommand size" -l rounds -d 'How often each time is measured: medians are taken' -r
-complete -c farpage -n "__fish_farpage_using_subcommand size" -l limit -d 'No run takes longer: what is recorded by then is taken for all' -r
+complete -c farpage -n "__fish_farpage_using_subcommand size" -l swap -d 'Swap device, as in farpage run; may be repeated [default: zram, then file:/var/tmp]' -r
+complete -c farpage -n "__fish_farpage_using_subcommand size" -l rounds -d 'Number of measurements of each time; the median counts' -r
+complete -c farpage -n "__fish_farpage_using_subcommand size" -l limit -d 'Time limit of each run; a recording that reaches it stands for the whole run' -r
 complete -c farpage -n "__fish_farpage_using_subcommand size" -l json -d 'Write the result to FILE as JSON (-: to standard output, without the table)' -r -F
-complete -c farpage -n "__fish_farpage_using_subcommand size" -l quick -d 'Take three times as long as the program: it runs as it is, and with half of its memory'
+complete -c farpage -n "__fish_farpage_using_subcommand size" -l quick -d 'Run the program only twice, as it is and with half of its memory; takes three times as long as the program'
 complete -c farpage -n "__fish_farpage_using_subcommand size" -s h -l help -d 'Print help'
 complete -c farpage -n "__fish_farpage_using_subcommand bench; and not __fish_seen_subcommand_from program" -s h -l help -d 'Print help'
-complete -c farpage -n "__fish_farpage_using_subcommand bench; and not __fish_seen_subcommand_from program" -f -a "program" -d 'A program of yours on the kernel\'s swap and under farpage, with equal memory'
+complete -c farpage -n "__fish_farpage_using_subcommand bench; and not __fish_seen_subcommand_from program" -f -a "program" -d 'Compare a program of yours, or a suite, on the kernel\'s swap and under farpage, with equal memory'
 complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from program" -s m -l ram -l memory -d 'The kernel\'s memory limit: a size, or a percentage of what the program takes as it is; several, joined by commas, give a curve [default: 25%, some programs of the suite 50%; at least 16M]' -r
 complete -c farpage -n "__fish_farpage_using_subcommand bench; and __fish_seen_subcommand_from program" -l against -d 'What the kernel swaps to' -r -f -a "zram\t'Swap on compressed RAM'
 file\t'A swap file'"

@@ -17,9 +17,9 @@ const PAGES: [Words; 17] = [
     Words {
         name: "farpage-run",
         description: "\
-Starts PROGRAM, and lets it and everything that it starts have SIZE bytes of anonymous memory in RAM at any time. \
+Starts PROGRAM. Together with everything that it starts, it may have SIZE bytes of anonymous memory in RAM. \
     Memory that does not fit is compressed or written to swap devices, and comes back when it is touched. The program \
-    is not changed: farpage preloads a library into it and then replaces itself with it, so that process number, \
+    is not changed: farpage preloads a library into it and then replaces itself with it, so that process ID, \
     terminal, signals and exit status are the program's own.
 
 It needs Linux 6.8 or newer, glibc, and access to a full userfaultfd: root, or a user who may open /dev/userfaultfd. \
@@ -30,8 +30,8 @@ It needs Linux 6.8 or newer, glibc, and access to a full userfaultfd: root, or a
     Words {
         name: "farpage-attach",
         description: "\
-Puts the running process PID, and everything that it starts from then on, under a budget, as farpage run would have. \
-    One thread of the process is stopped for some milliseconds while it loads the library; the others run on. \
+Puts the running process PID, and everything that it starts later, under a budget, as farpage run would have done. \
+    One thread of the process is stopped for a few milliseconds while it loads the library; the others run on. \
     Children that run already stay outside of the budget unless --tree is given. The command returns when the process \
     is within its budget.
 
@@ -42,12 +42,12 @@ The user must be allowed to trace the process: see ptrace(2) and /proc/sys/kerne
     Words {
         name: "farpage-detach",
         description: "\
-Brings all memory of the process PID back into RAM and lets it go on without farpage. The process was attached to, or \
-    forked by one that was. Its engine ends and its descriptors are closed; the library stays loaded and does nothing. \
-    What the process starts from then on is started without farpage. What it has started before stays within the \
+Brings all memory of the process PID back into RAM and lets it run on without farpage. The process must have been \
+    attached to, or forked by one that was. Its engine ends and its descriptors are closed; the library stays loaded \
+    and does nothing. What the process starts later runs without farpage. What it has started before stays within the \
     budget unless --tree is given; then one line names each process that could not be detached, and the exit status \
-    is 1. Where there is no room for its memory, or a device does not answer, a process stays as it was. farpage \
-    attach takes it in again.",
+    is 1. If there is no room for its memory, or a device does not answer, a process stays as it was. farpage attach \
+    puts it under a budget again.",
         environment: "",
         files: "",
     },
@@ -57,7 +57,7 @@ Brings all memory of the process PID back into RAM and lets it go on without far
 Watches the machine, or memory cgroups with limits. Before memory runs out, it attaches to the largest program and \
     gives it a budget, so that the program is slowed down instead of killed. It stays in the foreground and writes one \
     line to standard error for each thing that it does. It runs until it is stopped by a signal; budgets that it has \
-    given stay.",
+    set stay in force.",
         environment: PRELOAD,
         files: "\
 /proc/meminfo, /proc/pressure/memory
@@ -70,8 +70,8 @@ Watches the machine, or memory cgroups with limits. Before memory runs out, it a
     Words {
         name: "farpage-park",
         description: "\
-Swaps out as much as possible of the process PID and of every process in its tree. A parked program comes back by \
-    itself when it is used, and gets its part of the budget back. farpage unpark brings it back before that.",
+Swaps out as much as possible of the process PID and of every process in its tree. A parked program comes back \
+    automatically when it is used, and gets its part of the budget back. farpage unpark brings it back earlier.",
         environment: "",
         files: "",
     },
@@ -88,7 +88,7 @@ Reads back what farpage park has swapped out, as far as the budget allows, so th
         description: "\
 Changes the budget of the tree that the process PID belongs to: the program that was started with farpage run, or \
     attached to, and everything that it has started. The command waits until the tree fits into the new budget, or \
-    says what stands in the way.",
+    says why it does not.",
         environment: "",
         files: "",
     },
@@ -103,8 +103,8 @@ Shows the counters of programs that run under farpage, and of pagers. Without PI
     Words {
         name: "farpage-top",
         description: "\
-Shows all programs and trees under farpage on one screen, and looks again every second. Budgets can be changed, and \
-    trees parked and brought back, by keys. It needs a terminal of at least 80 columns and 24 lines.",
+Shows all programs and trees under farpage on one screen, and updates it every second. Keys change budgets, and \
+    park trees or bring them back. It needs a terminal of at least 80 columns and 24 lines.",
         environment: "\
 NO_COLOR
     if it is set and not empty, no colours are used
@@ -131,15 +131,15 @@ Combines pages that farpage run --report has written into one, in which the runs
     Words {
         name: "farpage-doctor",
         description: "\
-Tries everything that farpage run needs for the user who runs the command, and says what does not work, why, and how \
-    to enable it. With --swap it tries a swap device instead, and measures how fast that is.",
+Tests everything that farpage run needs, for the current user, and says what does not work, why, and how to enable \
+    it. With --swap it tests a swap device instead, and measures its speed.",
         environment: PRELOAD,
         files: RUN_FILES,
     },
     Words {
         name: "farpage-swapoff",
         description: "\
-Removes pages from a Redis or Valkey server that were left there by programs which have ended without removing them. \
+Removes pages from a Redis or Valkey server that programs have left there when they ended. \
     Pages of running programs are kept.",
         environment: PASSWORD,
         files: "",
@@ -148,7 +148,7 @@ Removes pages from a Redis or Valkey server that were left there by programs whi
         name: "farpage-size",
         description: "\
 Runs PROGRAM several times, with all of its memory and within budgets, and prints how long it takes with how much RAM. \
-    The smallest budget at which it is not much slower is named.",
+    It names the smallest budget at which the program is not much slower.",
         environment: RUN_ENVIRONMENT,
         files: RUN_FILES,
     },
@@ -161,8 +161,8 @@ Runs PROGRAM several times, with all of its memory and within budgets, and print
     Words {
         name: "farpage-bench-*",
         description: "\
-Runs a load on the kernel's own swap and under farpage, with equal memory, and prints both. Root, and a memory cgroup, \
-    are needed for the kernel's side.",
+Runs a load on the kernel's own swap and under farpage, with equal memory, and prints both. The kernel's side needs \
+    root and a memory cgroup.",
         environment: "",
         files: "",
     },
@@ -171,9 +171,9 @@ Runs a load on the kernel's own swap and under farpage, with equal memory, and p
         description: "\
 farpage gives a program more memory than the RAM it is allowed. It is the Linux swap subsystem, rebuilt in user space: \
     cold memory is compressed, and what does not fit is written to a file, a disk, or another machine's memory. It \
-    needs no swap space of the machine, no kernel module and no change of the program.
+    needs no swap space on the machine, no kernel module and no change to the program.
 
-Begin with farpage doctor, which says whether it works here, and farpage run.",
+Start with farpage doctor, which says whether it works here, then use farpage run.",
         environment: RUN_ENVIRONMENT,
         files: RUN_FILES,
     },
@@ -181,12 +181,11 @@ Begin with farpage doctor, which says whether it works here, and farpage run.",
 
 const RUN_ENVIRONMENT: &str = "\
 FARPAGE_RAM, FARPAGE_SWAP
-    what --ram and --swap are where they are not given; devices are separated by semicolons
+    defaults of --ram and --swap; devices are separated by semicolons
 FARPAGE_DEFAULTS
-    0: no options are taken from files
+    0: do not read files of defaults
 FARPAGE_DISABLE
-    anything but 0 or nothing: the program runs without a budget, to find out whether farpage is the cause of \
-    something
+    unless it is 0 or empty, the program runs without a budget; to find out whether farpage is the cause of a problem
 FARPAGE_PRELOAD
     path of libfarpage_preload.so; without it the library beside the command is used, then the one in \
     ../lib/farpage from there
@@ -208,7 +207,7 @@ const RUN_FILES: &str = "\
 $XDG_CONFIG_HOME/farpage.conf or ~/.config/farpage.conf, then /etc/farpage.conf
     defaults of farpage run: ram = \"512M\", a line for each option, in TOML
 /dev/userfaultfd
-    must be open to the user, who otherwise has to be root
+    the user must be able to open it, or be root
 /var/tmp
     the default directory for swap files, which have no names and vanish with the program
 ../lib/farpage/libfarpage_preload.so
@@ -216,7 +215,7 @@ $XDG_CONFIG_HOME/farpage.conf or ~/.config/farpage.conf, then /etc/farpage.conf
 
 const PROC: &str = "\
 /proc/PID/fd, /proc/PID/smaps
-    where the counters of a process are found, and what the kernel says of its memory";
+    the counters of a process, and what the kernel says of its memory";
 
 const STATUS: &str = "0 on success, 1 on failure, 2 if the command line is wrong.";
 
