@@ -36,12 +36,14 @@ const BINARY = Array.from({ length: 50 }, (_, i) => 2 ** i);
 const count = (value) => value == null ? "-" : Math.round(value).toLocaleString("en");
 const percent = (value) => value == null ? "-" : value.toFixed(0) + " %";
 
-// Growth of a counter, per second, from one sample to the next.
+// Growth of a counter, per second. Over at least a 200th of the run: a wait counts when it ends, and would be a spike.
 function rate(times, values, scale = 1) {
+	const least = times[times.length - 1] / 200;
+	let from = 0;
 	return times.map((time, i) => {
-		if (i === 0) return null;
-		const passed = time - times[i - 1];
-		return passed > 0 ? Math.max(0, values[i] - values[i - 1]) * scale / passed : null;
+		while (from + 1 < i && time - times[from + 1] >= least) from++;
+		const passed = time - times[from];
+		return passed > 0 ? Math.max(0, values[i] - values[from]) * scale / passed : null;
 	});
 }
 
