@@ -221,6 +221,8 @@ fn mapping_table(frame: &mut Frame<'_>, area: Rect, state: &State, program: &Pro
         _ => Constraint::Length(*width),
     });
     let rows = mappings.iter().skip(state.first_mapping).map(row).collect::<Vec<_>>();
+    // Numbers stay near their names on a wide screen.
+    let area = Rect { width: area.width.min(108), ..area };
     let bold = Style::new().add_modifier(Modifier::BOLD);
     frame.render_widget(Table::new(rows, widths).header(Row::new(head).style(bold)).column_spacing(1), area);
 }
