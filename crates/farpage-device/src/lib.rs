@@ -280,8 +280,12 @@ pub trait SwapDevice: Send + Sync {
     /// Frees an entry; `false`: it was not in use (a bug of the caller).
     fn free(&self, entry: Entry) -> bool;
 
-    /// The page of this entry is about to leave memory unchanged: the device may take it (`page`, its content) to a
-    /// faster place. The entry stays.
+    /// The page of this entry is about to leave memory unchanged: whether it should be `promote`d.
+    fn wants_back(&self, _entry: Entry) -> bool {
+        false
+    }
+
+    /// Takes the page of this entry (`page`, its content) to a faster place. The entry stays.
     fn promote(&self, _entry: Entry, _page: &Page) {}
 
     /// The page of this entry is in memory again, and memory is scarce: gives up what the entry takes of it. `false`:

@@ -30,6 +30,7 @@ use farpage_codec::page_hash::ContentKey;
 use farpage_ipc::conf::SwapSpec;
 use farpage_server::areas::SharedAreas;
 use farpage_swap::PAGE_SIZE;
+use std::borrow::Borrow;
 use std::os::fd::RawFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -343,11 +344,15 @@ impl SwapSpace {
         }
     }
 
-    /// `page`, the content of `entry`, is about to leave memory unchanged: it may be taken from a file back into a
-    /// compressed pool, if such pages use to be wanted again soon. Costs a compression; for a background thread.
-    pub fn promote(&self, entry: Entry, page: &Page) {
-        if let Ok(device) = self.device(entry) {
-            device.promote(entry, page);
+    /// The page of `entry` is about to leave memory unchanged: it may be taken from a file back into a compressed pool,
+    /// if such pages use to be wanted again soon. Then `content` gives it. Costs a compression; for a background
+    /// thread.
+    pub fn promote<P: Borrow<Page>>(&self, entry: Entry, content: impl FnOnce() -> Option<P>) {
+        if let Ok(device) = self.device(entry)
+            && device.wants_back(entry)
+            && let Some(page) = content()
+        {
+            device.promote(entry, page.borrow());
         }
     }
 

@@ -171,7 +171,7 @@ fn store(e: &Engine, vpn: Vpn, frame: FrameNo) -> Result<StoredAs, StoreError> {
         }
         Leaving::Same(old) => {
             Stat::add(&e.stat.swpout_clean, 1);
-            e.space.promote(old, page);
+            e.space.promote(old, || Some(page));
             return Ok(StoredAs::At(old));
         }
         Leaving::New(hash) => hash,

@@ -134,7 +134,7 @@ fn what_does_not_compress_waits_in_a_pool_that_has_room_and_is_the_first_to_leav
     s.set_pool_limit(4 << 20);
     random.iter().skip(waiting).for_each(|&(entry, _)| assert!(s.free(entry)));
     random.truncate(waiting);
-    random.iter().for_each(|(entry, seed)| s.promote(*entry, &page_of(*seed).0));
+    random.iter().for_each(|(entry, seed)| s.promote(*entry, || Some(page_of(*seed).0)));
     assert!(random.iter().all(|one| in_pool(&one)));
     text.iter().chain(&random).for_each(|&(entry, seed)| expect(&s, entry, seed));
     text.iter().chain(&random).for_each(|&(entry, seed)| expect(&s, entry, seed));

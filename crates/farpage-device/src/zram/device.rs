@@ -136,6 +136,10 @@ impl SwapDevice for Zram {
         true
     }
 
+    fn wants_back(&self, entry: Entry) -> bool {
+        self.wants(entry)
+    }
+
     fn promote(&self, entry: Entry, page: &Page) {
         self.take_back(entry, page);
     }

@@ -21,15 +21,20 @@ impl Zram {
         self.promote_policy.pays()
     }
 
-    /// Takes `page`, the content of `entry`, back into the pool if it was moved on to a file and if that pays. The
-    /// file's copy stays. Whether it was done.
+    /// Its copy in a file, if the page of `entry` was moved on to one.
+    fn in_file(&self, entry: Entry) -> Option<Entry> {
+        self.forwarded(entry).filter(|to| self.files.iter().any(|file| file.index() == to.device()))
+    }
+
+    /// Whether the page of `entry` was moved on to a file, and may be taken back because that pays.
+    pub(super) fn wants(&self, entry: Entry) -> bool {
+        !self.full.load(Relaxed) && self.in_file(entry).is_some() && self.promote_policy.promote()
+    }
+
+    /// Takes `page`, the content of `entry`, back into the pool if it was moved on to a file. The file's copy stays.
+    /// Whether it was done.
     pub(super) fn take_back(&self, entry: Entry, page: &Page) -> bool {
-        if self.full.load(Relaxed) {
-            return false;
-        }
-        let in_file = |to: &Entry| self.files.iter().any(|file| file.index() == to.device());
-        let to = self.forwarded(entry).filter(in_file);
-        let Some(backup) = to.filter(|_| self.promote_policy.promote()) else { return false };
+        let Some(backup) = self.in_file(entry) else { return false };
         let put = |kind, bytes: &[u8]| {
             let handle = self.new_object(kind, bytes).ok()?;
             Some(self.promoted(entry.slot(), backup, kind, handle, bytes.len()))

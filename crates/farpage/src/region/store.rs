@@ -42,7 +42,7 @@ impl PagerCore {
             match leaving {
                 Leaving::Zero => count(&self.stat.swpout_zero, 1),
                 Leaving::Same(entry) if moves => self.promote_in_place(entry, content),
-                Leaving::Same(entry) => self.swap.promote(entry, content),
+                Leaving::Same(entry) => self.swap.promote(entry, || Some(content)),
                 Leaving::New(hash) => new.push((content, hash)),
             }
             if old.is_some() && leaving != Leaving::Zero {
@@ -85,13 +85,10 @@ impl PagerCore {
     /// [`SwapSpace::promote`](farpage_device::SwapSpace::promote), of a page in a region, which is what `entry` holds
     /// unless the program discards it meanwhile. So the page is copied first, and the copy is looked at.
     pub(super) fn promote_in_place(&self, entry: Entry, content: &Page) {
-        if !self.swap.is_moved(entry) {
-            return;
-        }
-        // SAFETY: the page is there, or zeros are served. Volatile: the copy must not be the page itself.
-        let copy = unsafe { std::ptr::read_volatile(content) };
-        if self.swap.check(entry) == Some(self.key.hash(&copy)) {
-            self.swap.promote(entry, &copy);
-        }
+        self.swap.promote(entry, || {
+            // SAFETY: the page is there, or zeros are served. Volatile: the copy must not be the page itself.
+            let copy = unsafe { std::ptr::read_volatile(content) };
+            (self.swap.check(entry) == Some(self.key.hash(&copy))).then_some(copy)
+        });
     }
 }
