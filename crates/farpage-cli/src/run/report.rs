@@ -32,38 +32,33 @@ pub fn table(ended: &Ended, program: &OsStr, budget: u64, tree: Option<&Tree>) -
     row("budget", size::format(budget), String::new());
     let (wall, several) = (ended.wall, tree.filter(|tree| tree.segment.header.has_several()));
     let all = several.map(|tree| Page::of_tree(&tree.segment.header.sums)).filter(Page::was_active);
+    let page = all.as_ref().or(ended.page.as_ref());
     let waited = waiting(ended, tree);
-    if let Some((page, waited)) = all.as_ref().or(ended.page.as_ref()).filter(|page| page.was_active()).zip(waited) {
+    if let Some((page, waited)) = page.filter(|page| page.was_active()).zip(waited) {
         waiting_rows(page, waited, &words(&waited), &mut row);
     }
-    if let Some(tree) = several {
-        tree_rows(tree, &mut row);
+    match (several, &ended.page) {
+        (Some(tree), _) => tree_rows(tree, &mut row),
+        (None, Some(page)) => peak_row(page.get("rss_anon_peak_bytes"), budget, &mut row),
+        (None, None) => {}
     }
-    let said = all.as_ref().or(ended.page.as_ref()).zip(waited);
-    let said = said.and_then(|(page, waited)| advice(page, &waited, budget, wall, several.is_none()));
-    let said = said.map(|said| format!("  {said}\n")).unwrap_or_default();
-    let Some(page) = &ended.page else {
-        row("max RSS", size::format(ended.max_rss), "files included".into());
+    let of = if several.is_some() { "of one process, files included" } else { "files included" };
+    row("max RSS", size::format(ended.max_rss), of.into());
+    if let Some(page) = page {
+        if page.was_active() {
+            managed_rows(page, &mut row);
+        } else {
+            out.push_str(match page.get("rss_anon_peak_bytes") > budget {
+                true => "  ended, or was below the budget again, before memory could be managed: nothing was\n",
+                false => "  never reached the budget: nothing was managed\n",
+            });
+        }
+    }
+    if ended.page.is_none() {
         out.push_str(&format!("  {}\n", preload::did_not_start(shown(program))));
-        return out + &said;
-    };
-    let peak = page.get("rss_anon_peak_bytes");
-    let share = format!("RssAnon, {:.1}% of the budget", peak as f64 * 100.0 / budget as f64);
-    match peak {
-        0 => row("peak anonymous", "-".into(), "not known: it ended before anybody looked".into()),
-        _ => row("peak anonymous", size::format(peak), share),
     }
-    row("max RSS", size::format(ended.max_rss), "files included".into());
-    if page.was_active() {
-        managed_rows(page, &mut row);
-    } else {
-        out.push_str(match peak > budget {
-            true => "  ended, or was below the budget again, before memory could be managed: nothing was\n",
-            false if all.is_some() => "  never reached the budget by itself: nothing of it was managed\n",
-            false => "  never reached the budget: nothing was managed\n",
-        });
-    }
-    out + &said
+    let said = page.zip(waited).and_then(|(page, waited)| advice(page, &waited, budget, wall, several.is_none()));
+    out + &said.map(|said| format!("  {said}\n")).unwrap_or_default()
 }
 
 /// What the program, or all processes where there were several, waited; `None`: nothing is known of it.
@@ -78,6 +73,14 @@ fn waiting(ended: &Ended, tree: Option<&Tree>) -> Option<Waiting> {
 
 fn words(waited: &Waiting) -> String {
     format!("by all threads; for {:.0}% of the time at least one waited", 100.0 * waited.share)
+}
+
+fn peak_row(peak: u64, budget: u64, row: &mut dyn FnMut(&str, String, String)) {
+    let share = format!("RssAnon, {:.1}% of the budget", peak as f64 * 100.0 / budget as f64);
+    match peak {
+        0 => row("peak anonymous", "-".into(), "not known: it ended before anybody looked".into()),
+        _ => row("peak anonymous", size::format(peak), share),
+    }
 }
 
 /// What it came to for the user, before what the engine did for it.
@@ -143,7 +146,6 @@ fn tree_rows(tree: &Tree, row: &mut dyn FnMut(&str, String, String)) {
         let title = if i == 0 { "largest" } else { "" };
         row(title, size_of(process.peak), format!("{} ({})", process.name, process.pid));
     }
-    row("first process", String::new(), "what follows is of this one".into());
 }
 
 /// Below this, shares of a pool say nothing of it: what is left at the end is pieces.
@@ -176,6 +178,7 @@ impl PoolEnd {
     }
 }
 
+/// Of all processes where there were several: then neither levels at the end nor the times of single faults are known.
 fn managed_rows(page: &Page, row: &mut dyn FnMut(&str, String, String)) {
     let pages = |name: &str| page.get(name);
     let (out, zero, clean) = (pages("pswpout"), pages("swpout_zero"), pages("swpout_clean"));
@@ -198,7 +201,7 @@ fn managed_rows(page: &Page, row: &mut dyn FnMut(&str, String, String)) {
     if pool.orig > 0 || pool.peak > 0 {
         row("compressed pool", size::format(pool.bytes), pool.words());
     }
-    if pages("file_bytes") > 0 || pages("pool_writeback") > 0 {
+    if pages("file_bytes") > 0 {
         let moved = pages("pool_writeback");
         row("on files", size::format(pages("file_bytes")), format!("at the end, {moved} pages moved on from the pool"));
     }
