@@ -37,13 +37,14 @@ pub fn table(ended: &Ended, program: &OsStr, budget: u64, tree: Option<&Tree>) -
     if let Some((page, waited)) = page.filter(|page| page.was_active()).zip(waited) {
         waiting_rows(page, waited, &words(&waited), &mut row);
     }
-    match (several, &ended.page) {
-        (Some(tree), _) => tree_rows(tree, &mut row),
-        (None, Some(page)) => peak_row(page.get("rss_anon_peak_bytes"), budget, &mut row),
-        (None, None) => {}
+    if let Some(tree) = several {
+        tree_rows(tree, &mut row);
+    } else {
+        if let Some(page) = &ended.page {
+            peak_row(page.get("rss_anon_peak_bytes"), budget, &mut row);
+        }
+        row("max RSS", size::format(ended.max_rss), "files included".into());
     }
-    let of = if several.is_some() { "of one process, files included" } else { "files included" };
-    row("max RSS", size::format(ended.max_rss), of.into());
     if let Some(page) = page {
         if page.was_active() {
             managed_rows(page, &mut row);
