@@ -2,6 +2,7 @@
 busy machine, too, where a program also waits for a CPU."""
 
 import concurrent.futures
+import json
 import os
 import re
 import unittest
@@ -86,9 +87,11 @@ class Waited(Situation):
     @unless_there(PYTHON)
     def test_who_had_no_room_on_its_devices_is_told(self):
         program = "import os; kept = [os.urandom(1 << 20) for _ in range(60)]"
+        file = self.dir / "stats"
         for before in ([], CHILD):
-            report = self.run_farpage(*before, PYTHON, "-c", program, ram="24M",
-                                      options=["--swap", "zram,size=8M", "--stats"]).stderr
+            options = ["--swap", "zram,size=8M", "--stats", "--stats-json", file]
+            report = self.run_farpage(*before, PYTHON, "-c", program, ram="24M", options=options).stderr
+            self.assertGreater(json.loads(file.read_text())["tree"]["swap_full"], 0)
             self.assertRegex(report, r"\n  swap_full +[1-9]\d*  tries to swap a page out failed: no device had room\n"
                                      r"  the swap devices were full: more --swap keeps it within its budget\n\Z")
 

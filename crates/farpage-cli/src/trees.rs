@@ -244,17 +244,8 @@ impl Tree {
             "joined": header.joined.load(Relaxed),
             "waited_ns": header.sums.waited().as_nanos() as u64,
         });
-        let sums = header.sums.page();
-        for (name, sum) in [
-            ("pgfault", &sums.pgfault),
-            ("pgmajfault", &sums.pgmajfault),
-            ("pgmajfault_file", &sums.pgmajfault_file),
-            ("pswpin", &sums.pswpin),
-            ("pswpout", &sums.pswpout),
-            ("workingset_refault_cached", &sums.workingset_refault_cached),
-        ] {
-            object[name] = sum.load(Relaxed).into();
-        }
+        let counts = header.sums.page().values().into_iter().filter(|value| value.counter);
+        counts.for_each(|count| object[count.name] = count.value.into());
         let largest = header.largest.list().into_iter().map(|process| {
             json!({
                 "pid": process.pid,
