@@ -151,7 +151,11 @@ fn member(tree: &Tree, pid: u32) -> Option<&Member> {
 
 /// The same, if it has an engine.
 fn member_with_engine(tree: &Tree, pid: u32) -> Option<&Member> {
-    member(tree, pid).filter(|m| matches!(m.kind(), MemberKind::Watched | MemberKind::Managed))
+    member(tree, pid).filter(|m| has_engine(m))
+}
+
+fn has_engine(member: &Member) -> bool {
+    matches!(member.kind(), MemberKind::Watched | MemberKind::Managed)
 }
 
 /// All of it comes in, and its engine ends; or all is as it was.
@@ -159,8 +163,9 @@ fn bring_in(target: &Target, member: &Member) -> Result<()> {
     let (pid, own) = (target.pid, member.pid.load(Relaxed));
     let before = member.park.swap(DETACH, SeqCst);
     member.ring();
-    // The last step is that it leaves.
-    let left = || if member.claim.is_live() && member.pid.load(Relaxed) == own { member.swapped.load() + 1 } else { 0 };
+    // The last step is that it leaves. Its parent may take the place at once, for a child without an engine.
+    let is_there = || member.claim.is_live() && member.pid.load(Relaxed) == own && has_engine(member);
+    let left = || if is_there() { member.swapped.load() + 1 } else { 0 };
     let least = falls(0, PATIENCE, left);
     if least == 0 {
         return Ok(());
