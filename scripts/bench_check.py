@@ -10,6 +10,7 @@ import datetime
 import json
 import os
 import platform
+import re
 import shutil
 import statistics
 import subprocess
@@ -30,8 +31,9 @@ def output(*argv, **options):
 
 
 def recorded():
-    """The commit of the last line."""
-    return RECORD.read_text().rstrip().splitlines()[-1].split("|")[3].strip()
+    """The commit of the last line, if there is one."""
+    found = re.fullmatch(r"\| [-0-9]+ \|[^|]*\| ([0-9a-f]{8}) \|.*", RECORD.read_text().rstrip().splitlines()[-1])
+    return found and found[1]
 
 
 def build(source, name):
@@ -50,6 +52,8 @@ def build(source, name):
 def build_commit(commit):
     if all((KEPT / commit / binary).exists() for binary in BINARIES):
         return KEPT / commit
+    if subprocess.run(["git", "cat-file", "-e", f"{commit}^{{commit}}"], cwd=ROOT, check=False).returncode:
+        sys.exit(f"bench_check: commit {commit} is not in this clone; git fetch --unshallow brings it")
     source = KEPT / "source"
     subprocess.run(["git", "worktree", "remove", "--force", source], cwd=ROOT, stderr=subprocess.DEVNULL, check=False)
     try:
@@ -123,16 +127,20 @@ def main():
     options = parser.parse_args()
     if options.record and output("git", "status", "--porcelain", cwd=ROOT):
         sys.exit("bench_check: --record: this tree has changes that are in no commit; commit them first")
-    old_programs, new_programs = build_commit(options.against), build(ROOT, "now")
-    old, new = [], []
-    for round in range(options.rounds):
-        sides = [(old_programs, old), (new_programs, new)]
-        for programs, figures in sides if round % 2 == 0 else reversed(sides):
-            figures.append(measure(programs))
-    print(f"{machine()}; recorded: {options.against}; {options.rounds} rounds in turns\nus a page, seconds: median (range)")
-    worse = table(old, new)
-    if worse:
-        sys.exit(f"bench_check: slower beyond the ranges: {', '.join(worse)}")
+    if not options.against and not options.record:
+        sys.exit("bench_check: no commit is recorded; --record begins with this one, --against COMMIT names another")
+    old_programs = options.against and build_commit(options.against)
+    new_programs = build(ROOT, "now")
+    if old_programs:
+        old, new = [], []
+        for round in range(options.rounds):
+            sides = [(old_programs, old), (new_programs, new)]
+            for programs, figures in sides if round % 2 == 0 else reversed(sides):
+                figures.append(measure(programs))
+        print(f"{machine()}; recorded: {options.against}; {options.rounds} rounds in turns")
+        print("us a page, seconds: median (range)")
+        if worse := table(old, new):
+            sys.exit(f"bench_check: slower beyond the ranges: {', '.join(worse)}")
     if options.record:
         commit = output("git", "rev-parse", "--short=8", "HEAD", cwd=ROOT).strip()
         line = [str(datetime.date.today()), machine(), commit, *kernel_ratios(new_programs)]

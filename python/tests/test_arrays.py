@@ -498,9 +498,13 @@ class Files(unittest.TestCase):
                         lambda: self.pager.from_file(self.path("raw"), "f8", mode="w+"),
                         lambda: self.pager.from_file(self.path("raw"), "f8", -1, mode="w+"),
                         lambda: self.pager.from_file(self.path("raw"), object, 3, mode="w+"),
+                        lambda: self.pager.from_file(self.path("raw"), "f8", 3, -5, mode="w+"),
+                        lambda: self.pager.from_file(self.path("raw"), "f8", 1 << 60, mode="w+"),
                         lambda: self.pager.load(self.path("raw"), mode="w+")]:
             with self.assertRaises(farpage.InvalidError):
                 refused()
+        with self.assertRaises(TypeError):
+            self.pager.from_file(self.path("raw"), "f8", 3, 1.5, mode="w+")
         np.testing.assert_array_equal(np.fromfile(self.path("raw")), self.copy.ravel())
         new = self.pager.from_file(self.path("raw"), "f8", (30, 70), 4000, "F", mode="w+")
         new[:] = want = np.arange(2100).reshape(30, 70)

@@ -12,7 +12,7 @@ MIB = 1 << 20
 PYTHON = "/usr/bin/python3"
 
 HOLDER = """
-import hashlib, os, subprocess, sys
+import ctypes, hashlib, os, struct, subprocess, sys
 kept = {i: os.urandom(20).hex() * 25 for i in range(60_000)}
 def digest():
     sums = hashlib.sha1()
@@ -50,6 +50,15 @@ for line in sys.stdin:
     elif words[0] == "stayed":
         os.close(end)
         print(os.waitpid(stays, 0)[1], flush=True)
+    elif words[0] == "look":
+        looks = open("/proc/self/pagemap", "rb")
+        print("looks", flush=True)
+    elif words[0] == "filter":
+        allow = struct.pack("HBBI", 6, 0, 0, 0x7FFF0000)
+        program = ctypes.create_string_buffer(allow)
+        libc, SECCOMP, NO_NEW_PRIVS = ctypes.CDLL(None), 22, 38
+        libc.prctl(NO_NEW_PRIVS, 1, 0, 0, 0)
+        print(libc.prctl(SECCOMP, 2, struct.pack("HxxxxxxP", 1, ctypes.addressof(program)), 0, 0), flush=True)
     elif words[0] == "grow":
         kept.update((len(kept) + i, "x" * 10_000) for i in range(int(words[1])))
         first = digest()

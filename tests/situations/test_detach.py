@@ -109,6 +109,24 @@ class Detach(Holding):
             self.assertLess(resident(child), 24 * MIB)
         self.assertEqual((self.ask(process, "digest"), self.ask(process, "stayed")), ("True", "0"))
 
+    def test_what_the_program_looks_at_is_not_managed_the_next_time_either(self):
+        process = self.holder()
+        had = resident(process.pid)
+        self.attach(process.pid)
+        self.assertEqual(self.ask(process, "look"), "looks")
+        self.detach(process.pid)
+        again = self.run_plain(FARPAGE, "attach", process.pid, "--ram", "24M")
+        self.assertIn("does not become smaller", again.stderr)
+        self.assertGreater(resident(process.pid), had - 4 * MIB)
+
+    def test_filters_are_judged_anew(self):
+        process = self.holder()
+        self.attach(process.pid)
+        self.assertEqual(self.ask(process, "filter"), "0")
+        self.detach(process.pid)
+        self.attach(process.pid)
+        self.assertEqual((self.ask(process, "digest"), resident(process.pid) < 24 * MIB), ("True", True))
+
     def test_a_tree(self):
         shell = self.begin("sh", "-c", '"$0" -c "$1"; true', PYTHON, HOLDER)
         child = int(Path(f"/proc/{shell.pid}/task/{shell.pid}/children").read_text())

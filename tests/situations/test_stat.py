@@ -11,6 +11,18 @@ from pathlib import Path
 
 from situation import FARPAGE, PRELOAD, Situation, unless_root
 
+# Pages that do not compress, and three children that live for long enough to have an engine.
+FORKS = """
+import os, time
+kept = [os.urandom(4096) for _ in range(36 * 256)]
+for _ in range(3):
+    if os.fork() == 0:
+        time.sleep(0.5)
+        os._exit(0)
+for _ in range(3):
+    os.wait()
+"""
+
 PRELUDE = """
 import ctypes, os, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -103,6 +115,15 @@ class Stat(Running):
             self.assertRegex(all_of_them.stdout, rf"(?m)^ *{process.pid}  {re.escape(name)} ")
             self.assertNotIn("\x1b", one.stdout + all_of_them.stdout)
             self.assertEqual(json.loads(self.stat("--json", process.pid).stdout)["command"], name)
+
+    def test_forked_children_do_not_count_again_what_their_parent_has(self):
+        report = self.dir / "report.json"
+        done = self.run_plain(FARPAGE, "run", "--ram", "20M", "--swap", "zram", "--swap", f"file:{self.dir}",
+                              "--stats-json", report, "--", sys.executable, "-c", FORKS)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        counted = json.loads(report.read_text())
+        parents, all_of_it = counted["incompressible_pages"], counted["tree"]["incompressible_pages"]
+        self.assertTrue(5000 < parents <= all_of_it < 1.5 * parents, (parents, all_of_it))
 
     def test_the_report_says_how_long_the_program_waited(self):
         report = self.dir / "report.json"

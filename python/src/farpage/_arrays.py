@@ -287,8 +287,12 @@ class Arrays(Owner):
             raise InvalidError(f"values of {kind} have no size: name one, as in 'S8'")
         if mode == "w+" and shape is None:
             raise InvalidError("a new file has no values yet: name the shape")
-        self._new(0, kind, order)  # refuses objects, before the file is changed
+        # All is looked at before a file is changed. The first array refuses objects.
+        self._new(0, kind, order)
         sizes = None if shape is None else dimensions(shape)
+        offset, needs = operator.index(offset), kind.itemsize * math.prod(sizes or ())
+        if offset < 0 or offset + needs >= _files.SIZE_MAX:
+            raise InvalidError(f"no file has {needs} bytes from {offset} on")
         with _files.opened(path, mode) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode) and (sizes is None or mode != "c"):
                 raise InvalidError(f"{path} is no ordinary file: name the shape, and no mode")

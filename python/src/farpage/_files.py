@@ -29,6 +29,8 @@ MODES = {"c": "rb", "r": "rb", "r+": "r+b", "w+": "w+b"}
 """``numpy.memmap``'s, and how the file is opened."""
 HEADER_MAX = 1 << 20
 """Of a .npy file, bytes."""
+SIZE_MAX = 1 << 62
+"""No file is as large, bytes."""
 
 
 class _Silent:

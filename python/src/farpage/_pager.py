@@ -243,14 +243,14 @@ class Pager(Arrays):
 
     def advise(self, array: NDArray[Any], advice: Advice) -> None:
         """Says how an array (or a part of one) will be used: ``"sequential"``, ``"random"``, ``"normal"``;
-        ``"willneed"`` brings it in; ``"dontneed"`` drops its whole pages, which read as zeros then. For a file of
-        mode ``"r"`` or ``"r+"`` the kernel is told, all of the file; not ``"dontneed"``.
+        ``"willneed"`` brings it in; ``"dontneed"`` drops its whole pages, which read as zeros then. For a file
+        itself, a ``numpy.memmap``, the kernel is told, of all of the file; not ``"dontneed"``.
 
         :raises InvalidError: it is not contiguous, or no pager's function has made it
         """
         if advice not in ADVICE:
             raise InvalidError(f"there is no advice {advice!r}, but {', '.join(ADVICE)}")
-        file = owner_of(array, mmap.mmap)
+        file = owner_of(array, mmap.mmap) if isinstance(array, np.memmap) else None
         if file is not None and advice != "dontneed":
             file.madvise(getattr(mmap, f"MADV_{advice.upper()}"))
             return

@@ -22,6 +22,9 @@ pub fn now_us() -> u64 {
 const UNWATCHED_MAX: u32 = 500;
 /// What of the time does not count is kept in units of so many milliseconds.
 const UNIT: u32 = 64;
+/// A thread may come with a time that is so much older than another thread's.
+const BEHIND: u32 = 3_600_000;
+
 /// When it was looked at last, milliseconds, and units that do not count: 32 bits each.
 static LOOKED: AtomicU64 = AtomicU64::new(0);
 
@@ -45,12 +48,11 @@ fn look(looked: u64, now: i64) -> (u64, i64) {
     let (last, mut units) = (looked as u32, (looked >> 32) as u32);
     let gap = (now as u32).wrapping_sub(last);
     // A thread may come with an older time than another one: it had to wait for its CPU meanwhile.
-    let older = looked != 0 && (gap as i32) < 0;
-    if !older {
-        units = units.wrapping_add(gap.saturating_sub(UNWATCHED_MAX) / UNIT);
+    if looked != 0 && gap > u32::MAX - BEHIND {
+        return (looked, now + i64::from(gap.wrapping_neg()) - i64::from(units) * i64::from(UNIT));
     }
-    let last = if older { last } else { now as u32 };
-    (u64::from(units) << 32 | u64::from(last), now - i64::from(units) * i64::from(UNIT))
+    units = units.wrapping_add(gap.saturating_sub(UNWATCHED_MAX) / UNIT);
+    (u64::from(units) << 32 | u64::from(now as u32), now - i64::from(units) * i64::from(UNIT))
 }
 
 #[cfg(test)]
@@ -73,14 +75,16 @@ mod tests {
         let looked = look(0, 3_000_000_000).0;
         assert_eq!(look(looked, 3_000_000_400).1 - look(looked, 3_000_000_000).1, 400);
         assert!(look(looked, 3_003_600_000).1 - look(looked, 3_000_000_000).1 < 600);
+        let (days_26, looked) = (26 * 86_400_000, look(0, 7_000_000_000));
+        assert!(look(looked.0, 7_000_000_000 + days_26).1 - looked.1 < 600);
     }
 
     #[test]
     fn a_look_that_comes_late_takes_nothing_back() {
         let (looked, watched) = look(look(0, 5_000_000_000).0, 5_000_000_100);
-        assert_eq!(look(looked, 5_000_000_090), (looked, watched - 10));
+        assert_eq!(look(looked, 5_000_000_090), (looked, watched));
         assert_eq!(look(looked, 5_000_000_120).1, watched + 20);
         // The thread stood still for two minutes between its clock and its look.
-        assert_eq!(look(looked, 5_000_000_100 - 120_000), (looked, watched - 120_000));
+        assert_eq!(look(looked, 5_000_000_100 - 120_000), (looked, watched));
     }
 }

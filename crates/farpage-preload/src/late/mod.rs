@@ -17,6 +17,7 @@ pub mod slots;
 use crate::descriptors;
 use crate::environment::{self, NAME};
 use crate::{find, is_first, is_started, started};
+use farpage_ipc::conf::give_variables;
 use farpage_run::lifecycle::late::{self, LateStartError};
 use farpage_run::shared::given_uffds;
 use farpage_run::shared::outcome::StartOutcome;
@@ -135,9 +136,10 @@ fn start(configuration: &CStr, device: c_int, wait: bool) -> Result<(), LateStar
     if !is_first() {
         return Err(LateStartError::Already);
     }
+    let variables = prepared.variables.clone();
+    give_variables(variables.clone());
     slots::begin_late();
     find();
-    let variables = prepared.variables.clone();
     late::start(prepared, &crate::HEAP, &farpage_start_outcome, wait)?;
     environment::set(&variables);
     slots::take_over();

@@ -293,13 +293,15 @@ pub(crate) fn goes_off() -> bool {
     !dozes() && STAGE.compare_exchange(DORMANT, OFF, SeqCst, SeqCst).map_or_else(|stage| stage != STARTING, |_| true)
 }
 
-/// An engine that has ended is forgotten. A fork that is going on is done before; the next one has none. On a program
-/// thread.
+/// An engine that has ended is forgotten, but not that the program looks at its own memory. A fork that is going on is
+/// done before; the next one has none. Filters are judged anew at the next start. On a program thread.
 pub(crate) fn forget_ended() {
     let Some(ended) = engine() else { return };
     // A handler that forks would wait for this thread.
     let mask = block_signals();
     ended.fork.lock.lock();
+    EXCLUDED.fetch_or(ended.stage.excluded.load(SeqCst), SeqCst);
+    FILTERED.store(false, SeqCst);
     forget_engine();
     enter(OFF);
     ended.fork.lock.unlock();

@@ -20,7 +20,7 @@ use farpage_base::sys::message::set_quiet;
 use farpage_base::sys::pagemap;
 use farpage_base::sys::raw::ErrnoText;
 use farpage_base::sys::uffd::{FEATURES, OpenError, Uffd};
-use farpage_ipc::conf::{Conf, ConfError, ENV_CONF, ENV_UFFD_FD, give_variables};
+use farpage_ipc::conf::{Conf, ConfError, ENV_CONF, ENV_UFFD_FD};
 use farpage_ipc::tree::{self, ENV_TREE_FD};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use rustix::io::Errno;
@@ -106,7 +106,6 @@ pub fn prepare(configuration: &str, device: c_int, segment: c_int) -> Result<Pre
         variables.push((ENV_UFFD_FD, kept.as_raw_fd().to_string()));
         files.push(kept);
     }
-    give_variables(variables.clone());
     Ok(Prepared { conf, files, variables })
 }
 

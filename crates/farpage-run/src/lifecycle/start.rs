@@ -50,6 +50,8 @@ pub fn sleep(conf: Conf, heap: &'static Heap) {
 /// The program runs already, and has an engine from now on; with `wait`, when this returns.
 pub(crate) fn at_once(conf: Conf, heap: &'static Heap, wait: bool) {
     begin_messages(true, keep_unsaid);
+    // If a fork puts it off for too long, the next thread that is given memory starts it.
+    CHARGES.allow(0);
     begin_dormant(conf, heap);
     if let Some(plan) = dormant() {
         wake(plan, wait);

@@ -94,7 +94,7 @@ pub(super) fn end(e: &'static Engine, member: &mut Membership) -> ! {
     e.publish_look();
     while e.discovery.notes.take().is_some() {}
     e.discovery.notes.finish();
-    member.leave_tree();
+    member.leave_tree(e);
     e.fork.gates.monitor.unlock();
     e.following.end(MONITOR);
     exit_thread()

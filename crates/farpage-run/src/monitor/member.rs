@@ -140,8 +140,10 @@ impl Membership {
     }
 
     /// The process belongs to no tree any more.
-    pub(super) fn leave_tree(&mut self) {
-        self.share = None;
+    pub(super) fn leave_tree(&mut self, e: &Engine) {
+        if let Some(tree) = self.share.take() {
+            tree.segment.header.sums.add(e.stat);
+        }
         robust::forget();
         tree::forget();
     }
@@ -186,6 +188,8 @@ fn tree_share(e: &Engine, is_child: bool) -> Option<TreeShare> {
     if robust::mark_at_end(&mine.claim.owner).is_ok() {
         mine.claim.owner.store(gettid(), SeqCst);
     }
+    // What devices have counted so far, a forked child's too, was counted by the parent.
+    e.space.usage().publish(e.stat);
     sums::begin(e.stat);
     Some(TreeShare::new(segment, mine))
 }
