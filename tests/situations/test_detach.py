@@ -49,10 +49,11 @@ class Detach(Holding):
         trees = json.loads(self.run_plain(FARPAGE, "stat", "--json").stdout)["trees"]
         return {member["pid"] for tree in trees for member in tree["members"]}
 
-    def assert_plain(self, process, had):
+    def assert_plain(self, process, had, rounds=1):
+        """It goes on as it was; of each engine a part of the heap stays, and its stacks."""
         pid = process.pid
         self.wait_until("its threads are gone", lambda: self.ours(pid) == (set(), []))
-        self.assertLess(abs(resident(pid) - had), 8 * MIB)
+        self.assertLess(abs(resident(pid) - had), (6 + 2 * rounds) * MIB)
         self.assertNotIn(pid, self.members())
         self.assertEqual([self.ask(process, line) for line in ["digest", "fork", "grow 3000", "digest", "fork"]],
                          ["True", "0", "grown", "True", "0"])
@@ -96,7 +97,7 @@ class Detach(Holding):
             self.assertGreater(int(self.ask(process, "run grep -c farpage_preload /proc/self/maps")), 0)
             self.assertIn("already", self.run_plain(FARPAGE, "attach", process.pid, "--ram", ram).stderr)
             self.detach(process.pid)
-        self.assert_plain(process, had)
+        self.assert_plain(process, had, rounds=4)
 
     def test_a_forked_child_is_attached_to_again(self):
         process = self.holder()
