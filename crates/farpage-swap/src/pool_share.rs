@@ -28,7 +28,7 @@
 //! assumed to miss as much per MiB as the next MiB above it does.
 //!
 //! Memory that the program has locked, or that cannot be managed, is not divided: the pool's largest share shrinks by
-//! it, so that the rest of the program keeps a quarter of the budget to run in. With less, every fault would wait for a
+//! it, so that the rest of the program keeps its part of the budget to run in. With less, every fault would wait for a
 //! page of the few that can go.
 //!
 //! While pages go out and hardly any comes back, as when a program makes its data, the histogram says nothing, and
@@ -77,6 +77,8 @@ impl LoadTimes {
 pub const SHARE_EIGHTHS: u64 = 7;
 /// Share of the limit, in eighths, above which the pool does not keep what is also in memory.
 pub const TIGHT_EIGHTHS: u64 = 6;
+/// The largest share of the budget, in eighths: what runs needs the rest.
+const MOST_EIGHTHS: u64 = 6;
 /// Bins of the histogram, each [`BINS_PER_BUDGET`]th of the budget wide.
 const BINS: usize = 128;
 const BINS_PER_BUDGET: usize = 16;
@@ -228,6 +230,8 @@ impl Sample {
 pub struct PoolShare {
     min: u64,
     max: u64,
+    /// What `max` is of the budget.
+    most_eighths: u64,
     step: u64,
     limit: u64,
     /// What a fault costs besides the load, ns: the way to the thread that serves it and back, and the page that has to
@@ -272,11 +276,12 @@ const RATIO_MIN: f64 = 1.5;
 const TELLING: f64 = 1.0 / 32.0;
 
 impl PoolShare {
-    /// For a budget of `ram` bytes, with the pool's limit at `limit`, which stays between 1/16 and 3/4.
+    /// For a budget of `ram` bytes, with the pool's limit at `limit`, which stays between 1/16 and 3/4 (or [`PoolShare::with_most`]).
     pub fn new(ram: u64, limit: u64) -> PoolShare {
         PoolShare {
             min: ram / 16,
-            max: ram / 4 * 3,
+            max: ram / 8 * MOST_EIGHTHS,
+            most_eighths: MOST_EIGHTHS,
             step: ram / 32,
             limit,
             fault_ns: FAULT_NS,
@@ -291,6 +296,11 @@ impl PoolShare {
     /// Where a fault costs something else besides the load.
     pub fn with_fault_ns(self, fault_ns: f64) -> PoolShare {
         PoolShare { fault_ns, ..self }
+    }
+
+    /// With another largest share, in eighths of a budget of `ram` bytes.
+    pub fn with_most(self, ram: u64, most_eighths: u64) -> PoolShare {
+        PoolShare { max: ram / 8 * most_eighths, most_eighths, ..self }
     }
 
     /// Half of the budget: where a program starts.
@@ -324,7 +334,7 @@ impl PoolShare {
     pub fn resize(&mut self, ram: u64) -> Option<u64> {
         let part = self.limit as f64 / (self.min * 16).max(1) as f64;
         let before = self.to_apply();
-        (self.min, self.max, self.step) = (ram / 16, ram / 4 * 3, ram / 32);
+        (self.min, self.max, self.step) = (ram / 16, ram / 8 * self.most_eighths, ram / 32);
         self.limit = ((ram as f64 * part) as u64).clamp(self.min, self.max.max(self.min));
         (self.to_apply() != before).then_some(self.to_apply())
     }
