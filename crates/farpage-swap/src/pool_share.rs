@@ -276,7 +276,8 @@ const RATIO_MIN: f64 = 1.5;
 const TELLING: f64 = 1.0 / 32.0;
 
 impl PoolShare {
-    /// For a budget of `ram` bytes, with the pool's limit at `limit`, which stays between 1/16 and 3/4 (or [`PoolShare::with_most`]).
+    /// For a budget of `ram` bytes, with the pool's limit at `limit`, which stays between 1/16 and 3/4 of it, or what
+    /// [`PoolShare::with_most`] says.
     pub fn new(ram: u64, limit: u64) -> PoolShare {
         PoolShare {
             min: ram / 16,
