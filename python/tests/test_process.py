@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -52,7 +53,11 @@ assert texts == [str(i) for i in range(100_000)]
 
 
 def python(code):
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    """Runs it. On a busy machine any program may be told that it waited for most of its time."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    waited = r"^farpage: for \d+% of the .* at least one thread waited for memory.*\n"
+    done.stderr = re.sub(waited, "", done.stderr, flags=re.M)
+    return done
 
 
 class Limit(unittest.TestCase):
