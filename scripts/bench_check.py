@@ -22,6 +22,8 @@ RECORD = ROOT / "docs/measurements/record.md"
 KEPT = ROOT / "target/bench-check"
 MODES = ("region", "run")
 WORKLOADS = ("fill", "seq-read", "rand-read", "zipf-read", "rand-rmw")
+# What the kernel's side has: its limit, and its pool.
+RAM = "285M"
 PROGRAMS = ("perl", "sort", "workers")
 BINARIES = ("farpage", "farpage-bench", "libfarpage_preload.so")
 
@@ -79,7 +81,7 @@ def measure(programs):
     """Each figure of one round: microseconds a page, seconds of a program."""
     figures = {}
     for mode in MODES:
-        for row in compare(programs, mode, "--no-kernel", "--rounds", 1):
+        for row in compare(programs, mode, "--no-kernel", "--rounds", "1", "--ram", RAM):
             figures[f"{mode} {row['workload']}"] = row["farpage"]["us_per_page"]
     for name in PROGRAMS:
         rows = program(programs, name, "--no-kernel").get("rows", [])
@@ -125,6 +127,8 @@ def main():
     parser.add_argument("--against", metavar="COMMIT", default=recorded(), help="instead of the recorded commit")
     parser.add_argument("--record", action="store_true", help="add a line if nothing is worse (root)")
     options = parser.parse_args()
+    if options.rounds < 2:
+        parser.error("--rounds: one round has no range")
     if options.record and output("git", "status", "--porcelain", cwd=ROOT):
         sys.exit("bench_check: --record: this tree has changes that are in no commit; commit them first")
     if not options.against and not options.record:
