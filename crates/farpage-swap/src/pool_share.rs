@@ -228,9 +228,9 @@ impl Sample {
 /// The pool's limit and what it is steered by.
 #[derive(Debug)]
 pub struct PoolShare {
+    /// The least limit, a sixteenth of the budget.
     min: u64,
-    max: u64,
-    /// What `max` is of the budget.
+    /// The largest one, in eighths of the budget.
     most_eighths: u64,
     step: u64,
     limit: u64,
@@ -281,7 +281,6 @@ impl PoolShare {
     pub fn new(ram: u64, limit: u64) -> PoolShare {
         PoolShare {
             min: ram / 16,
-            max: ram / 8 * MOST_EIGHTHS,
             most_eighths: MOST_EIGHTHS,
             step: ram / 32,
             limit,
@@ -299,9 +298,14 @@ impl PoolShare {
         PoolShare { fault_ns, ..self }
     }
 
-    /// With another largest share, in eighths of a budget of `ram` bytes.
-    pub fn with_most(self, ram: u64, most_eighths: u64) -> PoolShare {
-        PoolShare { max: ram / 8 * most_eighths, most_eighths, ..self }
+    /// With another largest share, in eighths of the budget.
+    pub fn with_most(self, most_eighths: u64) -> PoolShare {
+        PoolShare { most_eighths, ..self }
+    }
+
+    /// The largest limit.
+    fn max(&self) -> u64 {
+        self.min * 2 * self.most_eighths
     }
 
     /// Half of the budget: where a program starts.
@@ -335,8 +339,8 @@ impl PoolShare {
     pub fn resize(&mut self, ram: u64) -> Option<u64> {
         let part = self.limit as f64 / (self.min * 16).max(1) as f64;
         let before = self.to_apply();
-        (self.min, self.max, self.step) = (ram / 16, ram / 8 * self.most_eighths, ram / 32);
-        self.limit = ((ram as f64 * part) as u64).clamp(self.min, self.max.max(self.min));
+        (self.min, self.step) = (ram / 16, ram / 32);
+        self.limit = ((ram as f64 * part) as u64).clamp(self.min, self.max().max(self.min));
         (self.to_apply() != before).then_some(self.to_apply())
     }
 
@@ -347,7 +351,7 @@ impl PoolShare {
 
     /// The most that the limit can be now.
     fn most(&self, now: &Sample) -> u64 {
-        self.max.saturating_sub((now.stuck + now.unmanaged) * PAGE as u64).max(self.min)
+        self.max().saturating_sub((now.stuck + now.unmanaged) * PAGE as u64).max(self.min)
     }
 
     /// Whether so much has happened since the last decision that [`PoolShare::turn`] may decide something.

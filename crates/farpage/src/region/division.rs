@@ -21,7 +21,7 @@ const MOST_EIGHTHS: u64 = 7;
 /// For a budget of so many bytes.
 pub(super) fn new_share(budget: u64) -> PoolShare {
     let share = PoolShare::new(budget, PoolShare::initial_limit(budget));
-    share.with_fault_ns(FAULT_NS).with_most(budget, MOST_EIGHTHS)
+    share.with_fault_ns(FAULT_NS).with_most(MOST_EIGHTHS)
 }
 
 impl PagerCore {
