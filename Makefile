@@ -316,7 +316,7 @@ bench: setup build
 			--json $(BENCH_OUT)/compare-$$mode.json || exit 1; \
 	done
 
-## make bench-check [RECORD=--record]: whether this tree is slower than the recorded one; both are built, and run in turns
+## make bench-check [RECORD=--record]: whether this tree is slower than the recorded one; runs both in turns
 RECORD ?=
 bench-check: setup
 	scripts/bench_check.py $(RECORD)
