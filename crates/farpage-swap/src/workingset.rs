@@ -78,6 +78,10 @@ const IN_USE: u32 = 8;
 const IN_USE_PART: u32 = 2;
 /// Then probation's share is smaller: hardly any page of it is going to prove hot.
 const SATURATED_SHARE: u32 = 64;
+/// Of so many pages of main whose turn it was, the latest ones, it is known whether they were wanted back.
+const TESTED: u32 = 256;
+/// At least this part of the time since a page of main came counts as its age.
+const AGE_PART: u32 = 8;
 /// The cached lists earn something if one in so many of the pages that enter it is wanted back.
 const EARNS: u32 = 16;
 /// Under `farpage run` so many pages are taken out at a time.
@@ -133,6 +137,30 @@ struct GivenUp {
     is_seen: bool,
 }
 
+/// Pages of main whose turn it was lately, and those of them that were wanted back while they were cached.
+#[derive(Debug, Default)]
+struct Tested {
+    all: u32,
+    kept: u32,
+}
+
+impl Tested {
+    fn note(&mut self, kept: bool) {
+        if self.all >= TESTED {
+            (self.all, self.kept) = (self.all / 2, self.kept / 2);
+        }
+        self.all += 1;
+        self.kept += u32::from(kept);
+    }
+
+    /// Of a page that came so long ago, how long ago it was last used, by what was found of others: those that are
+    /// wanted back were in use a moment before.
+    fn unused_for(&self, time: u32) -> u32 {
+        let left = (self.all - self.kept).max(self.all.div_ceil(AGE_PART));
+        (u64::from(time) * u64::from(left) / u64::from(self.all.max(1))) as u32
+    }
+}
+
 /// The lists.
 #[derive(Debug)]
 pub struct WorkingSet {
@@ -151,6 +179,7 @@ pub struct WorkingSet {
     credit: u32,
     earned: Earned,
     given_up: GivenUp,
+    tested: Tested,
     /// No page proves hot: see [`WorkingSet::keep_in_turn`].
     in_turn: bool,
 }
@@ -180,6 +209,7 @@ impl WorkingSet {
             credit: 0,
             earned: Earned { entered: 0, wanted_back: 0, read_back: 0 },
             given_up: GivenUp { gone: 0, back: 0, saturated: false, departed: 0, kept: 0, is_seen: false },
+            tested: Tested { all: 0, kept: 0 },
             in_turn: false,
         }
     }
@@ -199,11 +229,15 @@ impl WorkingSet {
         self.now = now;
     }
 
-    /// When, by that clock, the page that leaves next was last seen in use, roughly.
+    /// When, by that clock, the page that leaves next was last in use, roughly. Of a page of main that is still mapped
+    /// nobody knows: it is as old as those before it turned out to be. Otherwise a small process whose pages are all
+    /// in use would have the oldest ones of a tree, and lose them again and again to one that has many.
     pub fn next_seen(&self) -> u32 {
-        let cold = self.probation.len() > self.probation_share() || self.main.len() == 0;
-        let queue = if cold { &self.probation } else { &self.main };
-        queue.arrivals.of_oldest(queue.len())
+        if self.probation.len() > self.probation_share() || self.main.len() == 0 {
+            return self.probation.arrivals.of_oldest(self.probation.len());
+        }
+        let came = self.main.arrivals.of_oldest(self.main.len());
+        self.now.wrapping_sub(self.tested.unused_for(self.now.wrapping_sub(came)))
     }
 
     /// Pages in memory and mapped.
@@ -254,6 +288,7 @@ impl WorkingSet {
 
     /// Main gives a page up. Now and then: whether it is saturated.
     fn note_given_up(&mut self) {
+        self.tested.note(false);
         self.given_up.gone += 1;
         let GivenUp { gone, back, .. } = self.given_up;
         if gone >= (self.pages() / SATURATED_PART).max(SATURATED_MIN) {
@@ -264,7 +299,10 @@ impl WorkingSet {
 
     /// A page of main that was cached is mapped again: it is in use.
     pub fn note_kept(&mut self, rank: Rank) {
-        self.given_up.kept += u32::from(rank.is_hot());
+        if rank.is_hot() {
+            self.given_up.kept += 1;
+            self.tested.note(true);
+        }
     }
 
     /// Hardly any page of main is wanted back while others leave: it is not in use any more, so it is not saturated.
