@@ -9,11 +9,16 @@ use farpage_base::sys::proc::minor_faults;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
-/// A managed process in which nothing has changed for so long is looked at less often...
-const CALM: Duration = Duration::from_millis(250);
-/// ... and after so long it is idle: it is looked at every [`REST`], or when it has a fault.
+/// A managed process in which nothing has changed for so long is idle: it is looked at every [`REST`], or when it has a
+/// fault.
 const IDLE: Duration = Duration::from_secs(2);
 pub(super) const REST: Duration = Duration::from_secs(1);
+
+/// While memory is short, it is looked at so soon again; less soon, down to the last, while it is what was expected.
+const SOON: Duration = Duration::from_millis(1);
+const EXPECTED: Duration = Duration::from_millis(4);
+/// Pages that make no difference.
+const FEW: i64 = 16;
 
 /// What the process did up to the last look.
 pub(super) struct Activity {
@@ -23,6 +28,8 @@ pub(super) struct Activity {
     faults: u64,
     /// When something last changed.
     moved: Instant,
+    /// How soon to look again, as things stand.
+    pause: Duration,
     /// The program's CPU time, between these two, at the last look while it rested.
     program: [Duration; 2],
     /// Since when it has been idle, for [`Activity::parks_itself`].
@@ -31,7 +38,7 @@ pub(super) struct Activity {
 
 impl Activity {
     pub(super) fn new(now: Instant) -> Activity {
-        Activity { rss: 0, faults: 0, moved: now, program: [Duration::ZERO; 2], idle: IdleTimer::new(now) }
+        Activity { rss: 0, faults: 0, moved: now, pause: SOON, program: [Duration::ZERO; 2], idle: IdleTimer::new(now) }
     }
 
     /// Whether something has changed since then: a thread that begins has faults.
@@ -39,12 +46,12 @@ impl Activity {
         self.moved >= then
     }
 
-    /// How long to sleep while memory is managed, with so many resident pages.
-    pub(super) fn pause(&mut self, e: &Engine, member: &Membership, gives: bool, rss: i64) -> Duration {
+    /// How long to sleep while memory is managed, with `rss` resident pages where so many were `expected`.
+    pub(super) fn pause(&mut self, e: &Engine, member: &Membership, gives: bool, rss: i64, expected: i64) -> Duration {
         let now = Instant::now();
         // A process that grows by memory which is not managed yet has faults, too.
         let faults = minor_faults() + e.stat.pgfault.load(Relaxed);
-        let moved = gives || (rss - self.rss).abs() > 16;
+        let moved = gives || (rss - self.rss).abs() > FEW;
         if moved || faults != self.faults {
             self.moved = now;
         }
@@ -56,8 +63,8 @@ impl Activity {
             return member.begin_to_rest(REST);
         }
         let room = e.budget.room().max(0) as u64;
-        let calm = if quiet < CALM { 1_000 } else { 4_000 };
-        Duration::from_micros((room * 7 / 10).clamp(calm, 20_000))
+        self.pause = next_pause(self.pause, gives || (rss - expected).abs() > FEW);
+        Duration::from_micros(room * 7 / 10).clamp(self.pause, Duration::from_millis(20))
     }
 
     /// Whether the process rests, and its program has not run since the last look, as far as its CPU time says.
@@ -87,8 +94,28 @@ impl Activity {
     }
 }
 
+/// How soon to look again after `pause`: at once if there was `news`, else twice as late.
+fn next_pause(pause: Duration, news: bool) -> Duration {
+    if news { SOON } else { (pause * 2).min(EXPECTED) }
+}
+
 /// CPU time of the program's threads, between these two.
 fn program_time(e: &Engine) -> Option<[Duration; 2]> {
     let tids = [&e.wakeups.pager_tid, &e.wakeups.writer_tid].map(|tid| tid.load(Relaxed));
     cpu::time_without(&[tids[0], tids[1], e.decompressor.tid()])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_as_expected_is_looked_at_less_often_until_it_is_not() {
+        let mut pause = SOON;
+        let seen = [false, false, false, true, false].map(|news| {
+            pause = next_pause(pause, news);
+            pause.as_millis()
+        });
+        assert_eq!(seen, [2, 4, 4, 1, 2]);
+    }
 }

@@ -2,9 +2,9 @@
 //!
 //! It is started when the program has come to a part of its budget ([`crate::dormant`]), and makes the engine.
 //! Below the activation threshold it is the only thread: it reads one line of `/proc` now and then, the sooner again
-//! the less room is left. After that it samples every millisecond while there is pressure, because memory that the
-//! program maps anew is not registered until it was found here: the sampling interval bounds by how much the budget can
-//! be overrun.
+//! the less room is left. After that it samples every one to four milliseconds while there is pressure, the sooner if
+//! there was more than the engine knew of: memory that the program maps anew is not registered until it was found here,
+//! so the sampling interval bounds by how much the budget can be overrun.
 
 mod activity;
 pub mod build;
@@ -295,6 +295,7 @@ impl Monitor {
         };
         let all = rss;
         let rss = self.member.own_pages(e, self.proc, rss);
+        let expected = e.budget.total();
         e.budget.sample(rss, before);
         e.publish_levels(all);
         if e.stage.detaching.load(SeqCst) {
@@ -363,7 +364,7 @@ impl Monitor {
             e.wake_writer();
             e.kick_pager();
         }
-        self.activity.pause(e, &self.member, gives, rss)
+        self.activity.pause(e, &self.member, gives, rss, expected)
     }
 
     /// On a terminal: else nothing is said until it is slow.
