@@ -72,7 +72,7 @@ def compare(programs, mode, *options):
 
 
 def program(programs, name, *options):
-    text = output(programs / "farpage", "bench", "program", "--suite", "--only", name, "--rounds", 1, "--ram", "50%",
+    text = output(programs / "farpage", "bench", "program", "--suite", "--only", name, "--rounds", 1,
                   "--json", "-", *options, stderr=subprocess.DEVNULL)
     return json.loads(text)["programs"][0]
 
@@ -84,7 +84,7 @@ def measure(programs):
         for row in compare(programs, mode, "--no-kernel", "--rounds", "1", "--ram", RAM):
             figures[f"{mode} {row['workload']}"] = row["farpage"]["us_per_page"]
     for name in PROGRAMS:
-        rows = program(programs, name, "--no-kernel").get("rows", [])
+        rows = program(programs, name, "--no-kernel", "--ram", "50%").get("rows", [])
         figures |= {name: row["seconds_median"] for row in rows if row["side"] == "farpage"}
     return figures
 

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""The main job: sort text that needs four times the RAM it is allowed, and show what that costs.
+"""The main job: sort text that needs twice the RAM it is allowed, and show what that costs.
 
 The input is real: the text files of this machine's own packages (headers, scripts, documentation), up to 200 MB.
 """
@@ -79,7 +79,7 @@ def main():
         plain, _ = run(sort, os.path.join(base, "plain"), env)
         print(f"plain    {plain.seconds:.2f} s, peak {plain.largest() / MIB:.1f} MiB of anonymous memory", flush=True)
 
-        budget = max(plain.largest() // 4 // MIB, 16)
+        budget = max(plain.largest() // 2 // MIB, 16)
         command = ["farpage", "run", "--ram", f"{budget}M", "--stats", "--", *sort[:-1], "text"]
         print("         " + " ".join(command), flush=True)
         swapped, table = run([farpage, *command[1:5], "--", *sort], os.path.join(base, "farpage"), env)
