@@ -78,9 +78,9 @@ const IN_USE: u32 = 8;
 const IN_USE_PART: u32 = 2;
 /// Then probation's share is smaller: hardly any page of it is going to prove hot.
 const SATURATED_SHARE: u32 = 64;
-/// Of so many pages of main whose turn it was, the latest ones, it is known whether they were wanted back.
+/// So many pages of main tell whether the others are in use, the latest ones.
 const TESTED: u32 = 256;
-/// At least this part of the time since a page of main came counts as its age.
+/// At least this part of the time in which others were found in use counts as a page's age.
 const AGE_PART: u32 = 8;
 /// The cached lists earn something if one in so many of the pages that enter it is wanted back.
 const EARNS: u32 = 16;
@@ -137,27 +137,33 @@ struct GivenUp {
     is_seen: bool,
 }
 
-/// Pages of main whose turn it was lately, and those of them that were wanted back while they were cached.
+/// Pages of main of which it was found out lately whether they are in use: all, and those that were wanted back while
+/// they were cached. When the last one was, by the clock of the tree.
 #[derive(Debug, Default)]
 struct Tested {
     all: u32,
     kept: u32,
+    last: u32,
 }
 
 impl Tested {
-    fn note(&mut self, kept: bool) {
+    fn note(&mut self, kept: bool, now: u32) {
         if self.all >= TESTED {
             (self.all, self.kept) = (self.all / 2, self.kept / 2);
         }
         self.all += 1;
         self.kept += u32::from(kept);
+        self.last = now;
     }
 
-    /// Of a page that came so long ago, how long ago it was last used, by what was found of others: those that are
-    /// wanted back were in use a moment before.
-    fn unused_for(&self, time: u32) -> u32 {
-        let left = (self.all - self.kept).max(self.all.div_ceil(AGE_PART));
-        (u64::from(time) * u64::from(left) / u64::from(self.all.max(1))) as u32
+    /// How long a page that came at `came` has not been used by now, by what was found of others: those that were wanted
+    /// back had been in use until then. Nothing is known of the time since the last one: the program may sleep.
+    fn unused_for(&self, came: u32, now: u32) -> u32 {
+        let time = now.wrapping_sub(came);
+        let unknown = now.wrapping_sub(self.last).min(time);
+        let all = self.all.max(1);
+        let left = (all - self.kept).max(all.div_ceil(AGE_PART));
+        unknown + (u64::from(time - unknown) * u64::from(left) / u64::from(all)) as u32
     }
 }
 
@@ -209,7 +215,7 @@ impl WorkingSet {
             credit: 0,
             earned: Earned { entered: 0, wanted_back: 0, read_back: 0 },
             given_up: GivenUp { gone: 0, back: 0, saturated: false, departed: 0, kept: 0, is_seen: false },
-            tested: Tested { all: 0, kept: 0 },
+            tested: Tested { all: 0, kept: 0, last: 0 },
             in_turn: false,
         }
     }
@@ -237,7 +243,7 @@ impl WorkingSet {
             return self.probation.arrivals.of_oldest(self.probation.len());
         }
         let came = self.main.arrivals.of_oldest(self.main.len());
-        self.now.wrapping_sub(self.tested.unused_for(self.now.wrapping_sub(came)))
+        self.now.wrapping_sub(self.tested.unused_for(came, self.now))
     }
 
     /// Pages in memory and mapped.
@@ -288,7 +294,7 @@ impl WorkingSet {
 
     /// Main gives a page up. Now and then: whether it is saturated.
     fn note_given_up(&mut self) {
-        self.tested.note(false);
+        self.tested.note(false, self.now);
         self.given_up.gone += 1;
         let GivenUp { gone, back, .. } = self.given_up;
         if gone >= (self.pages() / SATURATED_PART).max(SATURATED_MIN) {
@@ -301,7 +307,7 @@ impl WorkingSet {
     pub fn note_kept(&mut self, rank: Rank) {
         if rank.is_hot() {
             self.given_up.kept += 1;
-            self.tested.note(true);
+            self.tested.note(true, self.now);
         }
     }
 

@@ -17,8 +17,6 @@ pub(super) const REST: Duration = Duration::from_secs(1);
 /// While memory is short, it is looked at so soon again; less soon, down to the last, while it is what was expected.
 const SOON: Duration = Duration::from_millis(1);
 const EXPECTED: Duration = Duration::from_millis(4);
-/// Pages that make no difference.
-const FEW: i64 = 16;
 
 /// What the process did up to the last look.
 pub(super) struct Activity {
@@ -46,12 +44,12 @@ impl Activity {
         self.moved >= then
     }
 
-    /// How long to sleep while memory is managed, with `rss` resident pages where so many were `expected`.
-    pub(super) fn pause(&mut self, e: &Engine, member: &Membership, gives: bool, rss: i64, expected: i64) -> Duration {
+    /// How long to sleep while memory is managed, with `rss` resident pages. `news`: it is to look again soon.
+    pub(super) fn pause(&mut self, e: &Engine, member: &Membership, news: bool, rss: i64) -> Duration {
         let now = Instant::now();
         // A process that grows by memory which is not managed yet has faults, too.
         let faults = minor_faults() + e.stat.pgfault.load(Relaxed);
-        let moved = gives || (rss - self.rss).abs() > FEW;
+        let moved = news || (rss - self.rss).abs() > 16;
         if moved || faults != self.faults {
             self.moved = now;
         }
@@ -63,7 +61,7 @@ impl Activity {
             return member.begin_to_rest(REST);
         }
         let room = e.budget.room().max(0) as u64;
-        self.pause = next_pause(self.pause, gives || (rss - expected).abs() > FEW);
+        self.pause = next_pause(self.pause, news);
         Duration::from_micros(room * 7 / 10).clamp(self.pause, Duration::from_millis(20))
     }
 

@@ -286,7 +286,7 @@ impl Monitor {
         let e = self.e;
         e.oversee_privileges(self.proc);
         self.activity.parks_itself(e, self.member.share.as_ref());
-        let before = e.budget.grown();
+        let (before, expected) = (e.budget.grown(), e.budget.total());
         // Once memory is managed this is the pager's to ask.
         let given = if e.is_active() { 0 } else { (e.discovery.charges.drain() / PAGE_SIZE as u64) as i64 };
         let (rss, others) = match reach(&self.statm) {
@@ -295,7 +295,6 @@ impl Monitor {
         };
         let all = rss;
         let rss = self.member.own_pages(e, self.proc, rss);
-        let expected = e.budget.total();
         e.budget.sample(rss, before);
         e.publish_levels(all);
         if e.stage.detaching.load(SeqCst) {
@@ -364,7 +363,8 @@ impl Monitor {
             e.wake_writer();
             e.kick_pager();
         }
-        self.activity.pause(e, &self.member, gives, rss, expected)
+        let news = gives || self.member.is_refused() || e.budget.surprises(rss, expected);
+        self.activity.pause(e, &self.member, news, rss)
     }
 
     /// On a terminal: else nothing is said until it is slow.

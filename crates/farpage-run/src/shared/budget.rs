@@ -45,6 +45,8 @@ pub struct Budget {
 
 /// Where memory that cannot be taken out leaves less than this part of the budget for the rest, the budget gives way.
 const FLOOR_PART: i64 = 4;
+/// So many more pages than expected are no surprise.
+const FEW: i64 = 16;
 /// Least headroom, pages: a batch that leaves.
 const HEADROOM_MIN: i64 = 64;
 
@@ -203,8 +205,8 @@ impl Budget {
         self.grown.load(Relaxed)
     }
 
-    /// A sample of the kernel's number, and [`Budget::grown`] from just before it. Called about once a millisecond
-    /// while memory is short; by one thread.
+    /// A sample of the kernel's number, and [`Budget::grown`] from just before it. Called every one to four
+    /// milliseconds while memory is short, each while there is a margin; by one thread.
     pub fn sample(&self, pages: i64, grown_before: i64) {
         self.base.store(pages - grown_before, Relaxed);
         let margin = self.overshoot_margin.load(Relaxed);
@@ -215,6 +217,12 @@ impl Budget {
         // A program that once outran the engine will do so again; after about ten seconds it is trusted again.
         let next = if over > 0 { (margin + over * 16).min(self.promised()) } else { (margin - 1).max(0) };
         self.overshoot_margin.store(next, Relaxed);
+    }
+
+    /// Whether a sample of `pages` is a surprise, where so many were `expected`; also while the program has outrun the
+    /// engine lately, or does now.
+    pub fn surprises(&self, pages: i64, expected: i64) -> bool {
+        pages - expected > FEW || self.margin() > 0 || self.over_limit() > 0
     }
 
     /// Pages taken from the kernel (or given back, negative).
@@ -307,6 +315,18 @@ mod tests {
         assert!(b.limit() == 11_500 && b.is_crowded(0));
         b.stuck_is(0);
         assert_eq!(b.limit(), limit);
+    }
+
+    #[test]
+    fn what_the_engine_did_not_know_of_is_a_surprise() {
+        let b = Budget::new(10_000);
+        b.sample(9_000, 0);
+        assert!(!b.surprises(9_010, b.total()) && !b.surprises(8_000, b.total()) && b.surprises(9_100, b.total()));
+        b.sample(9_950, 0);
+        assert!(b.surprises(9_950, b.total()), "above the limit");
+        b.sample(10_100, 0);
+        b.sample(9_000, 0);
+        assert!(b.surprises(9_000, b.total()), "it was above the budget a moment ago");
     }
 
     #[test]
