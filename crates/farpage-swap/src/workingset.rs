@@ -156,8 +156,8 @@ impl Tested {
         self.last = now;
     }
 
-    /// How long a page that came at `came` has not been used by now, by what was found of others: those that were wanted
-    /// back had been in use until then. Nothing is known of the time since the last one: the program may sleep.
+    /// How long a page that came at `came` has not been used by now, by what was found of others: those that were
+    /// wanted back had been in use until then. Nothing is known of the time since the last one: the program may sleep.
     fn unused_for(&self, came: u32, now: u32) -> u32 {
         let time = now.wrapping_sub(came);
         let unknown = now.wrapping_sub(self.last).min(time);

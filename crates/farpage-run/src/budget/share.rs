@@ -7,9 +7,9 @@
 //!    it wants.
 //! 2. *Give.* While more is wanted than there is, the member with the oldest pages steers at a step less (a smaller one
 //!    where another's are nearly as old), and gives back as they leave. The *age* of a member is that of the page that
-//!    it would give next: how many pages have left the memory of any member since that page was last in use, roughly. So
-//!    pages leave in about the order that one list of all pages of the tree would have, and what a sleeping process has
-//!    goes before what a busy one uses. All read the same ages, so all know which member gives.
+//!    it would give next: how many pages have left the memory of any member since that page was last in use, roughly.
+//!    So pages leave in about the order that one list of all pages of the tree would have, and what a sleeping process
+//!    has goes before what a busy one uses. All read the same ages, so all know which member gives.
 //! 3. *Claim what it has.* The claim is never less than that.
 //!
 //! Where no division helps, there are [time slices](super::time_slices). A budget that is made smaller is more wanted
