@@ -44,12 +44,12 @@ impl Activity {
         self.moved >= then
     }
 
-    /// How long to sleep while memory is managed, with `rss` resident pages. `news`: it is to look again soon.
-    pub(super) fn pause(&mut self, e: &Engine, member: &Membership, news: bool, rss: i64) -> Duration {
+    /// How long to sleep while memory is managed, with `rss` resident pages where so many were `expected`.
+    pub(super) fn pause(&mut self, e: &Engine, member: &Membership, gives: bool, rss: i64, expected: i64) -> Duration {
         let now = Instant::now();
         // A process that grows by memory which is not managed yet has faults, too.
         let faults = minor_faults() + e.stat.pgfault.load(Relaxed);
-        let moved = news || (rss - self.rss).abs() > 16;
+        let moved = gives || (rss - self.rss).abs() > 16;
         if moved || faults != self.faults {
             self.moved = now;
         }
@@ -61,6 +61,7 @@ impl Activity {
             return member.begin_to_rest(REST);
         }
         let room = e.budget.room().max(0) as u64;
+        let news = gives || member.is_refused() || e.budget.surprises(rss, expected);
         self.pause = next_pause(self.pause, news);
         Duration::from_micros(room * 7 / 10).clamp(self.pause, Duration::from_millis(20))
     }

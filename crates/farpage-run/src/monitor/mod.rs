@@ -363,8 +363,7 @@ impl Monitor {
             e.wake_writer();
             e.kick_pager();
         }
-        let news = gives || self.member.is_refused() || e.budget.surprises(rss, expected);
-        self.activity.pause(e, &self.member, news, rss)
+        self.activity.pause(e, &self.member, gives, rss, expected)
     }
 
     /// On a terminal: else nothing is said until it is slow.
