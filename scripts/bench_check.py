@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Whether this tree is slower than the last one that was recorded: builds both, and runs both in turns.
 
-Run it before a change of the engine is called done, on a machine that has nothing else to do; about a quarter of an hour
-after the builds. The last line of docs/measurements/record.md names the commit to compare with. With --record, and if
-nothing is slower, a line for the present commit is added, with its ratios to the kernel's swap (root; some minutes
-more)."""
+Run it before a change of the engine is called done, on a machine that has nothing else to do; about a quarter of an
+hour after the builds. The last line of docs/measurements/record.md names the commit to compare with. With --record,
+and if nothing is slower, a line for the present commit is added, with its ratios to the kernel's swap (root; some
+minutes more)."""
 
 import argparse
 import datetime
