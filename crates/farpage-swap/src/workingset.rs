@@ -40,6 +40,7 @@ mod ages;
 mod arrivals;
 mod next;
 mod page;
+mod tested;
 
 pub use ages::Ages;
 pub use next::in_runs;
@@ -47,6 +48,7 @@ pub use page::{Pages, Rank, Shadow, Words};
 
 use crate::lru::{Links, List};
 use arrivals::Arrivals;
+use tested::Tested;
 
 /// Probation's share of the pages in memory: one in this many.
 const PROBATION_SHARE: u32 = 12;
@@ -78,10 +80,6 @@ const IN_USE: u32 = 8;
 const IN_USE_PART: u32 = 2;
 /// Then probation's share is smaller: hardly any page of it is going to prove hot.
 const SATURATED_SHARE: u32 = 64;
-/// So many pages of main tell whether the others are in use, the latest ones.
-const TESTED: u32 = 256;
-/// At least this part of the time in which others were found in use counts as a page's age.
-const AGE_PART: u32 = 8;
 /// The cached lists earn something if one in so many of the pages that enter it is wanted back.
 const EARNS: u32 = 16;
 /// Under `farpage run` so many pages are taken out at a time.
@@ -137,36 +135,6 @@ struct GivenUp {
     is_seen: bool,
 }
 
-/// Pages of main of which it was found out lately whether they are in use: all, and those that were wanted back while
-/// they were cached. When the last one was, by the clock of the tree.
-#[derive(Debug, Default)]
-struct Tested {
-    all: u32,
-    kept: u32,
-    last: u32,
-}
-
-impl Tested {
-    fn note(&mut self, kept: bool, now: u32) {
-        if self.all >= TESTED {
-            (self.all, self.kept) = (self.all / 2, self.kept / 2);
-        }
-        self.all += 1;
-        self.kept += u32::from(kept);
-        self.last = now;
-    }
-
-    /// How long a page that came at `came` has not been used by now, by what was found of others: those that were
-    /// wanted back had been in use until then. Nothing is known of the time since the last one: the program may sleep.
-    fn unused_for(&self, came: u32, now: u32) -> u32 {
-        let time = now.wrapping_sub(came);
-        let unknown = now.wrapping_sub(self.last).min(time);
-        let all = self.all.max(1);
-        let left = (all - self.kept).max(all.div_ceil(AGE_PART));
-        unknown + (u64::from(time - unknown) * u64::from(left) / u64::from(all)) as u32
-    }
-}
-
 /// The lists.
 #[derive(Debug)]
 pub struct WorkingSet {
@@ -215,7 +183,7 @@ impl WorkingSet {
             credit: 0,
             earned: Earned { entered: 0, wanted_back: 0, read_back: 0 },
             given_up: GivenUp { gone: 0, back: 0, saturated: false, departed: 0, kept: 0, is_seen: false },
-            tested: Tested { all: 0, kept: 0, last: 0 },
+            tested: Tested::new(),
             in_turn: false,
         }
     }

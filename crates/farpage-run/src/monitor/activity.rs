@@ -44,8 +44,8 @@ impl Activity {
         self.moved >= then
     }
 
-    /// How long to sleep while memory is managed, with `rss` resident pages where so many were `expected`.
-    pub(super) fn pause(&mut self, e: &Engine, member: &Membership, gives: bool, rss: i64, expected: i64) -> Duration {
+    /// How long to sleep while memory is managed, with `rss` resident pages, `more` than expected.
+    pub(super) fn pause(&mut self, e: &Engine, member: &Membership, gives: bool, rss: i64, more: i64) -> Duration {
         let now = Instant::now();
         // A process that grows by memory which is not managed yet has faults, too.
         let faults = minor_faults() + e.stat.pgfault.load(Relaxed);
@@ -61,7 +61,7 @@ impl Activity {
             return member.begin_to_rest(REST);
         }
         let room = e.budget.room().max(0) as u64;
-        let news = gives || member.is_refused() || e.budget.surprises(rss, expected);
+        let news = gives || member.is_refused() || e.budget.surprises(more);
         self.pause = next_pause(self.pause, news);
         Duration::from_micros(room * 7 / 10).clamp(self.pause, Duration::from_millis(20))
     }
@@ -93,7 +93,7 @@ impl Activity {
     }
 }
 
-/// How soon to look again after `pause`: at once if there was `news`, else twice as late.
+/// How soon to look again after `pause`: soon if there was `news`, else twice as late.
 fn next_pause(pause: Duration, news: bool) -> Duration {
     if news { SOON } else { (pause * 2).min(EXPECTED) }
 }

@@ -286,7 +286,7 @@ impl Monitor {
         let e = self.e;
         e.oversee_privileges(self.proc);
         self.activity.parks_itself(e, self.member.share.as_ref());
-        let (before, expected) = (e.budget.grown(), e.budget.total());
+        let before = e.budget.grown();
         // Once memory is managed this is the pager's to ask.
         let given = if e.is_active() { 0 } else { (e.discovery.charges.drain() / PAGE_SIZE as u64) as i64 };
         let (rss, others) = match reach(&self.statm) {
@@ -295,7 +295,7 @@ impl Monitor {
         };
         let all = rss;
         let rss = self.member.own_pages(e, self.proc, rss);
-        e.budget.sample(rss, before);
+        let unexpected = e.budget.sample(rss, before);
         e.publish_levels(all);
         if e.stage.detaching.load(SeqCst) {
             return detach::turn(e, &self.member, rss);
@@ -363,7 +363,7 @@ impl Monitor {
             e.wake_writer();
             e.kick_pager();
         }
-        self.activity.pause(e, &self.member, gives, rss, expected)
+        self.activity.pause(e, &self.member, gives, rss, unexpected)
     }
 
     /// On a terminal: else nothing is said until it is slow.

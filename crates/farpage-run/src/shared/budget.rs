@@ -206,23 +206,26 @@ impl Budget {
     }
 
     /// A sample of the kernel's number, and [`Budget::grown`] from just before it. Called every one to four
-    /// milliseconds while memory is short, each while there is a margin; by one thread.
-    pub fn sample(&self, pages: i64, grown_before: i64) {
-        self.base.store(pages - grown_before, Relaxed);
+    /// milliseconds while memory is short, each while there is a margin; by one thread. Returns how many pages more
+    /// there are than was estimated.
+    pub fn sample(&self, pages: i64, grown_before: i64) -> i64 {
+        let base = pages - grown_before;
+        let unexpected = base - self.base.swap(base, Relaxed);
         let margin = self.overshoot_margin.load(Relaxed);
         let over = pages - self.claimed.load(Relaxed).max(self.limit());
         if self.margin_is_held {
-            return;
+            return unexpected;
         }
         // A program that once outran the engine will do so again; after about ten seconds it is trusted again.
         let next = if over > 0 { (margin + over * 16).min(self.promised()) } else { (margin - 1).max(0) };
         self.overshoot_margin.store(next, Relaxed);
+        unexpected
     }
 
-    /// Whether a sample of `pages` is a surprise, where so many were `expected`; also while the program has outrun the
-    /// engine lately, or does now.
-    pub fn surprises(&self, pages: i64, expected: i64) -> bool {
-        pages - expected > FEW || self.margin() > 0 || self.over_limit() > 0
+    /// Whether a sample with so many `unexpected` pages is a surprise; also while the program has outrun the engine
+    /// lately, or does now.
+    pub fn surprises(&self, unexpected: i64) -> bool {
+        unexpected > FEW || self.margin() > 0 || self.over_limit() > 0
     }
 
     /// Pages taken from the kernel (or given back, negative).
@@ -321,12 +324,15 @@ mod tests {
     fn what_the_engine_did_not_know_of_is_a_surprise() {
         let b = Budget::new(10_000);
         b.sample(9_000, 0);
-        assert!(!b.surprises(9_010, b.total()) && !b.surprises(8_000, b.total()) && b.surprises(9_100, b.total()));
+        b.add(5);
+        let more = [9_010, 8_000, 8_100].map(|pages| b.sample(pages, b.grown()));
+        assert_eq!(more, [5, -1_010, 100]);
+        assert_eq!(more.map(|unexpected| b.surprises(unexpected)), [false, false, true]);
         b.sample(9_950, 0);
-        assert!(b.surprises(9_950, b.total()), "above the limit");
+        assert!(b.surprises(0), "above the limit");
         b.sample(10_100, 0);
         b.sample(9_000, 0);
-        assert!(b.surprises(9_000, b.total()), "it was above the budget a moment ago");
+        assert!(b.surprises(0), "it was above the budget a moment ago");
     }
 
     #[test]
@@ -335,11 +341,11 @@ mod tests {
         let calm = b.limit();
         b.sample(10_100, 0);
         assert_eq!(b.limit(), calm - 100);
-        (0..100).for_each(|_| b.sample(10_100, 0));
+        (0..100).for_each(|_| _ = b.sample(10_100, 0));
         assert_eq!(b.limit(), calm - 10_000 / 16, "at most a sixteenth");
-        (0..2000).for_each(|_| b.sample(9_000, 0));
+        (0..2000).for_each(|_| _ = b.sample(9_000, 0));
         assert!(b.limit() < calm, "not forgotten at once");
-        (0..20_000).for_each(|_| b.sample(9_000, 0));
+        (0..20_000).for_each(|_| _ = b.sample(9_000, 0));
         assert_eq!(b.limit(), calm);
     }
 }

@@ -273,15 +273,3 @@ fn what_was_found_in_use_does_not_count_as_old() {
     }
     assert!(faults < 14 * small, "{faults} faults on {small} pages in use");
 }
-
-#[test]
-fn what_was_in_use_grows_old_when_it_sleeps() {
-    let age = |tested: &Tested, now: u32| tested.unused_for(u32::MAX - 999, now);
-    let mut tested = Tested::default();
-    assert_eq!(age(&tested, 7000), 8000, "nothing is known");
-    (0..100).for_each(|_| tested.note(true, 7000));
-    assert_eq!((age(&tested, 7000), age(&tested, 9000)), (8000 * 13 / 100, 8000 * 13 / 100 + 2000));
-    (0..300).for_each(|_| tested.note(false, 9000));
-    assert!(age(&tested, 9000) > 10_000 * 4 / 5);
-    assert_eq!(tested.unused_for(9005, 9010), 5, "it came after the last one");
-}
