@@ -425,6 +425,11 @@ impl ForkLock {
         self.0.compare_exchange(0, gettid(), SeqCst, SeqCst).is_ok()
     }
 
+    /// Whether a thread has the lock at this moment.
+    pub fn is_held(&self) -> bool {
+        self.0.load(SeqCst) != 0
+    }
+
     /// Gives it back; also in a child that was forked while it was held.
     pub fn unlock(&self) {
         self.0.store(0, SeqCst);

@@ -38,10 +38,53 @@ enum Oldest {
     Hot,
 }
 
+/// When pages leave the program. A page that is moved interrupts each CPU on which a thread of the process runs, and
+/// that costs ten times as much as the move.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Moment {
+    /// Whenever there is something to do.
+    Any,
+    /// Before the fault of the only thread that has some is served. The writer has the pager's CPU.
+    OneWaits,
+    /// Before so many faults of different threads are served, if the writer has nothing to do.
+    SomeWait(usize),
+    /// That did not come for long.
+    Late,
+}
+
+impl Moment {
+    /// Whether it is there, with `waiting` faults that are yet to be served.
+    pub(crate) fn is_now(self, waiting: usize) -> bool {
+        match self {
+            Moment::Any | Moment::Late => false,
+            Moment::OneWaits => waiting > 0,
+            Moment::SomeWait(threads) => waiting >= threads,
+        }
+    }
+
+    /// What is left of it when the faults have been served.
+    pub(crate) fn after(self) -> Moment {
+        if let Moment::SomeWait(_) = self { Moment::Late } else { self }
+    }
+
+    /// Pages that have to be placed since the last step, for the next one. The first page moved costs as much as the
+    /// others, so seldom and in large batches.
+    fn due_after(self) -> u64 {
+        match self {
+            Moment::Any => 0,
+            Moment::OneWaits => EVICT_BATCH as u64 / 2,
+            Moment::SomeWait(_) => EVICT_BATCH as u64,
+            Moment::Late => 2 * EVICT_BATCH as u64,
+        }
+    }
+}
+
 /// When pages go, and which.
 pub(crate) struct Reclaim {
     /// Pages placed up to the last step.
     filled_before: u64,
+    /// The pages of the last batch mostly went one by one.
+    scattered: bool,
     /// Where the search for clean copies goes on.
     slot_hand: u32,
     move_out: MoveOut,
@@ -51,7 +94,7 @@ pub(crate) struct Reclaim {
 
 impl Reclaim {
     pub(crate) fn new(robust: RobustLists) -> Reclaim {
-        Reclaim { filled_before: 0, slot_hand: 0, move_out: MoveOut::new(), robust }
+        Reclaim { filled_before: 0, scattered: false, slot_hand: 0, move_out: MoveOut::new(), robust }
     }
 
     /// The first step of a fault: sees to it that there is room for a new page, if the page at `vpn` needs one, and for
@@ -90,8 +133,17 @@ impl Reclaim {
         }
     }
 
+    /// When pages are to leave; `colocated`: pager and writer share a CPU.
+    pub(crate) fn moment(&self, cx: &Cx, colocated: bool) -> Moment {
+        match () {
+            () if colocated => Moment::OneWaits,
+            () if self.scattered => Moment::SomeWait(1 + usize::from(cx.prefetch.concurrency.is_there())),
+            () => Moment::Any,
+        }
+    }
+
     /// Keeps the swap cache filled and the writer busy while there is pressure. Returns whether anything was done.
-    pub(crate) fn balance(&mut self, cx: &mut Cx, colocated: bool) -> bool {
+    pub(crate) fn balance(&mut self, cx: &mut Cx, moment: Moment) -> bool {
         let e = cx.e;
         let sees_less = e.records() && lock(&e.lru).active_len() > (e.budget.movable() / RECORDED_PART) as usize;
         if sees_less && self.shrink(cx, EVICT_BATCH) > 0 {
@@ -108,19 +160,20 @@ impl Reclaim {
             let lru = lock(&e.lru);
             (lru.cached_len(), lru.is_behind())
         };
+        let few = cached < EVICT_BATCH / 4;
+        let due = few || cx.filled - self.filled_before >= moment.due_after();
+        let writes = matches!(moment, Moment::SomeWait(_)) && !few && e.fork.gates.writer.is_held();
+        let made_room = keep_room(cx);
+        let moves = !writes && (behind || due && cached < e.cached_target());
+        let moved = moves && self.shrink(cx, EVICT_BATCH) > 0;
+        // Only now: while it runs, what is moved interrupts its CPU.
         if cached > 0 && e.level().is_short() {
             e.wake_writer();
         }
-        let made_room = keep_room(cx);
-        // Where the program waits for it, seldom and in large batches: the first page moved costs as much as the
-        // others.
-        let placed = cx.filled - self.filled_before;
-        let due = !colocated || placed >= EVICT_BATCH as u64 / 2 || cached < EVICT_BATCH / 4;
-        if !behind && (!due || cached >= e.cached_target()) {
+        if !moves {
             return made_room;
         }
         self.filled_before = cx.filled;
-        let moved = self.shrink(cx, EVICT_BATCH) > 0;
         let keeps = !moved && e.budget.over_limit() > 0 && self.move_out.keeps_shared(cx.e);
         moved || keeps && self.shrink_past_stuck(cx).is_ok() || made_room
     }
@@ -269,7 +322,7 @@ impl Reclaim {
         let stays = |vpn| lock(&e.memory.pinned).contains(&vpn) || robust.binary_search(&vpn).is_ok();
         let nodes = ordered(oldest.map(|n| (e.table.vpn(Node(n)), Node(n))), n);
         let batch = &nodes[..n];
-        let mut moved = 0;
+        let (mut moved, mut runs) = (0, 0);
         let mut i = 0;
         while i < n {
             let vpn = e.table.vpn(batch[i]);
@@ -291,7 +344,7 @@ impl Reclaim {
             }
             match self.move_out.move_out(cx, vpn, &batch[i..i + len]) {
                 Some((done, used)) => {
-                    moved += done;
+                    (moved, runs) = (moved + done, runs + 1);
                     i += used;
                 }
                 None => break,
@@ -300,6 +353,7 @@ impl Reclaim {
         lock(&e.lru).tried();
         Stat::add(&e.stat.pgsteal_anon, moved as u64);
         if moved > 0 {
+            self.scattered = runs * 2 > moved;
             e.stat.events.note(EventKind::Evict, 0, moved);
             // What was taken meanwhile comes back.
             let _ = self.robust.held_pages(cx);

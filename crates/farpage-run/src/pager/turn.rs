@@ -4,7 +4,7 @@
 
 use crate::budget::share;
 use crate::budget::time_slices::LATE;
-use crate::pager::reclaim::store_a_little;
+use crate::pager::reclaim::{Moment, store_a_little};
 use crate::pager::state::Pager;
 use crate::shared::stacks::{PAGER, stack};
 use crate::store;
@@ -43,18 +43,18 @@ impl Pager {
                 return;
             }
         }
-        let colocated = self.pace.is_colocated();
+        let moment = self.reclaim.moment(&self.cx, self.pace.is_colocated());
         let mut worked = self.adoption.let_go_step(&mut self.cx)
             | self.unpark.step(&mut self.cx)
             | self.adoption.take_over_step(&mut self.cx);
-        if colocated && !self.cx.waiting.is_empty() {
-            worked = self.reclaim.balance(&mut self.cx, colocated);
+        if moment.is_now(self.cx.waiting.len()) {
+            worked = self.reclaim.balance(&mut self.cx, moment);
         }
         self.serve_waiting();
         // Also while messages keep coming: a page that is not on a list cannot be reclaimed.
         worked |= self.adoption.scan_step(&mut self.cx, &mut self.reclaim.robust);
-        if !colocated || self.cx.e.budget.over_limit() > 0 {
-            worked |= self.reclaim.balance(&mut self.cx, colocated);
+        if moment != Moment::OneWaits || self.cx.e.budget.over_limit() > 0 {
+            worked |= self.reclaim.balance(&mut self.cx, moment.after());
         }
         self.adoption.finish_notes(&self.cx);
         self.wake_others(got > 0 || worked);

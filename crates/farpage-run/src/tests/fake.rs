@@ -54,6 +54,10 @@ pub(super) struct State {
     shared: BTreeSet<usize>,
     /// Addresses of pages for which a thread was woken.
     woken: BTreeSet<usize>,
+    /// Addresses of faults; those for which a thread was woken go with the next one.
+    faults: BTreeSet<usize>,
+    /// Pages that left the program, by the number of threads that waited.
+    pub(super) left: [u64; 3],
     /// Pages that cannot be read: lost ones, and guards.
     poisoned: BTreeSet<usize>,
     guards: BTreeSet<usize>,
@@ -203,6 +207,8 @@ impl State {
                 return Err(UffdError::Busy);
             }
             self.present.remove(&src);
+            let waiting = self.faults.difference(&self.woken).count();
+            self.left[waiting.min(2)] += 1;
             self.set_frame(dst, true);
             // SAFETY: the frame has just been given memory, and is no other's.
             unsafe { *(dst as *mut Page) = *page.content };
@@ -310,6 +316,9 @@ impl Fake {
     /// A thread has a fault at `at`.
     pub(super) fn fault(&self, at: usize, write: bool, tid: u32) {
         let mut state = self.lock();
+        let state = &mut *state;
+        state.faults.retain(|at| !state.woken.contains(at));
+        state.faults.insert(at);
         state.woken.remove(&at);
         state.messages.push_back(Message::Fault { addr: at, write, tid });
     }

@@ -361,6 +361,47 @@ fn faults_of_many_threads_are_not_tried_in_vain_before_a_change_is_read() {
     world.serve(&absent);
 }
 
+/// Two threads have faults at the same time, for pages chosen at random. How many pages have left the program so far
+/// while none of them waited, one, and both.
+fn pair_of_faults(world: &mut World) -> [u64; 3] {
+    let mut places = [0; 2];
+    while places[0] == places[1] || places.iter().any(|at| world.kernel.is_there(*at)) {
+        places = places.map(|_| {
+            let (i, page) = (world.draw(FULL), world.draw(LEN));
+            world.addr(i, page)
+        });
+    }
+    for (thread, at) in places.iter().enumerate() {
+        world.kernel.fault(*at, false, 20 + thread as u32);
+    }
+    world.serve(&places);
+    world.kernel.lock().left
+}
+
+#[test]
+fn pages_leave_while_all_that_could_be_interrupted_sleep() {
+    let mut world = World::new(91, "swap:zram", 0);
+    let pairs = |world: &mut World, n: usize| {
+        world.kernel.lock().left = [0; 3];
+        for n in 0..n {
+            pair_of_faults(world);
+            if n % 8 == 0 {
+                world.background();
+            }
+        }
+        world.kernel.lock().left
+    };
+    // What was filled in order leaves in runs.
+    pairs(&mut world, 2500);
+    let [none, one, both] = pairs(&mut world, 1000);
+    assert!(both > 1000 && (none + one) * 10 < both, "{none} {one} {both}");
+    // While the writer works, no moment is better than another.
+    world.e.fork.gates.writer.lock();
+    let [none, one, both] = pairs(&mut world, 1000);
+    world.e.fork.gates.writer.unlock();
+    assert!(none > 1000 && (one + both) * 10 < none, "{none} {one} {both}");
+}
+
 #[test]
 fn waiting_is_counted_from_the_message_on_and_by_thread() {
     let mut world = World::new(51, "swap:zram", 0);
