@@ -19,6 +19,7 @@ use farpage_ipc::conf::SwapSpec;
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 use serde::{Deserialize, Serialize};
 use std::ffi::c_void;
+use std::fs;
 use std::io::{BufRead, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -87,6 +88,8 @@ pub struct Done {
     pub sys_s: f64,
     /// Faults that had to wait, as the kernel counts them.
     pub major_faults: u64,
+    /// Interrupts meanwhile, of all CPUs of the machine, that have a CPU forget translations.
+    pub shootdowns: u64,
     /// Wrong words.
     pub wrong: u64,
     /// Of the accesses.
@@ -176,6 +179,13 @@ fn usage() -> libc::rusage {
     }
 }
 
+/// Interrupts of this machine so far that had a CPU forget translations; 0 where the kernel does not count them.
+fn shootdowns() -> u64 {
+    let text = fs::read_to_string("/proc/interrupts").unwrap_or_default();
+    let row = text.lines().find_map(|line| line.trim_start().strip_prefix("TLB:")).unwrap_or_default();
+    row.split_ascii_whitespace().map_while(|n| n.parse::<u64>().ok()).sum()
+}
+
 fn seconds(t: libc::timeval) -> f64 {
     t.tv_sec as f64 + t.tv_usec as f64 / 1e6
 }
@@ -231,9 +241,10 @@ pub fn main(spec: &str) -> Result<ExitCode> {
     say(&Step::Ready)?;
     read_go()?;
     let stats = || regions.as_ref().and_then(|r| r.pager.stats().ok());
-    let (faults_before, before) = (stats(), usage());
+    let (faults_before, shootdowns, before) = (stats(), shootdowns(), usage());
     let measured = bench.run(spec.workload, source)?;
     let mut done = done(measured, &before, &usage());
+    done.shootdowns = self::shootdowns() - shootdowns;
     if let (Some(before), Some(after)) = (faults_before, stats()) {
         done.major_faults = after.pgmajfault - before.pgmajfault;
         done.pool = Some((after.pool_bytes, after.pool_orig_bytes));
@@ -255,6 +266,7 @@ fn done(measured: Measured, before: &libc::rusage, after: &libc::rusage) -> Done
         user_s: seconds(after.ru_utime) - seconds(before.ru_utime),
         sys_s: seconds(after.ru_stime) - seconds(before.ru_stime),
         major_faults: (after.ru_majflt - before.ru_majflt).max(0) as u64,
+        shootdowns: 0,
         wrong: measured.wrong,
         latencies: measured.latencies,
         pool: None,

@@ -42,14 +42,17 @@ use workload::Workload;
 pub const EXAMPLES: &str = "\
 Memory is equal: the kernel's limit is --ram, its zram pool comes on top of it; farpage gets the sum of \
     both.
-Ratio: the kernel's time divided by farpage's, above 1 farpage is faster. Needs root for the kernel's side; \
+Ratio: the kernel's time divided by farpage's, above 1 farpage is faster. irq/page: interrupts of other CPUs \
+    to make them forget a translation, by all of the machine, for each access. serial us: with --mode run, CPU \
+    time of the one thread that serves all faults, for each of them. Needs root for the kernel's side; \
     without it only farpage is measured.
 
 Examples:
   sudo farpage-bench compare
   sudo farpage-bench compare --workload seq-read --rounds 5 --json report.json
   sudo farpage-bench compare --against file --ram 256M --data 1G
-  sudo farpage-bench compare --workload fault --threads 4";
+  sudo farpage-bench compare --workload fault --threads 4
+  sudo farpage-bench compare --mode run --workload rand-read --threads 1,2,4,8,16";
 
 /// `farpage-bench compare`.
 #[derive(Debug, Args)]
@@ -60,9 +63,10 @@ pub struct CompareArgs {
     /// Bytes of the workload's data
     #[arg(long, value_name = "SIZE", default_value = "512M")]
     pub data: String,
-    /// Threads of the workload
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=64))]
-    pub threads: u64,
+    /// Threads of the workload; several numbers, separated by commas, show how both sides scale
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1",
+          value_parser = clap::value_parser!(u64).range(1..=64))]
+    pub threads: Vec<u64>,
     /// Workloads [default: all]
     #[arg(long, value_name = "W", value_enum, value_delimiter = ',')]
     pub workload: Vec<Workload>,
@@ -140,7 +144,6 @@ pub fn main(args: &CompareArgs) -> Result<ExitCode> {
     let mut setting = Setting {
         ram,
         data: data.next_multiple_of(farpage::PAGE_SIZE as u64),
-        threads: args.threads,
         mode: args.mode,
         against: args.against,
         rounds: args.rounds,
@@ -160,12 +163,17 @@ pub fn main(args: &CompareArgs) -> Result<ExitCode> {
     setting.notes.iter().for_each(|note| destination.tell(note));
     destination.tell(report::HEADER);
     let (mut rows, mut failed) = (Vec::new(), false);
-    for workload in workloads {
+    for (workload, threads) in workloads.into_iter().flat_map(|w| args.threads.iter().map(move |n| (w, *n))) {
         let before = cpu_ticks();
         let mut rounds = Vec::new();
         for number in 0..args.rounds {
-            let spec = spec(args, &setting, workload, number);
-            progress::step(format_args!("{}, round {} of {}", workload.name(), number + 1, args.rounds));
+            let spec = spec(args, &setting, (workload, threads), number);
+            progress::step(format_args!(
+                "{}, threads {threads}, round {} of {}",
+                workload.name(),
+                number + 1,
+                args.rounds
+            ));
             match round(args, &setting, &spec, with_kernel) {
                 Ok(round) => rounds.push(round),
                 Err(failure) if INTERRUPTED.load(Relaxed) => return Err(failure),
@@ -176,7 +184,7 @@ pub fn main(args: &CompareArgs) -> Result<ExitCode> {
             }
         }
         if !rounds.is_empty() {
-            let row = Row { workload, threads: args.threads, rounds };
+            let row = Row { workload, threads, rounds };
             destination.tell(&report::line(&row));
             rows.push(row);
         }
@@ -193,11 +201,11 @@ pub fn main(args: &CompareArgs) -> Result<ExitCode> {
     if failed || rows.is_empty() { Ok(ExitCode::FAILURE) } else { Ok(ExitCode::SUCCESS) }
 }
 
-fn spec(args: &CompareArgs, setting: &Setting, workload: Workload, round: u64) -> Spec {
+fn spec(args: &CompareArgs, setting: &Setting, (workload, threads): (Workload, u64), round: u64) -> Spec {
     Spec {
         workload,
         data: setting.data,
-        threads: setting.threads,
+        threads,
         seed: 0xfa0 + round,
         entropy: args.entropy,
         corpus: args.corpus.clone(),

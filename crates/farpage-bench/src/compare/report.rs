@@ -7,12 +7,12 @@ use serde_json::{Value, json};
 
 /// Above the lines of [`line`].
 pub const HEADER: &str = "\
-workload   side      ops/s   us/page  CPU s/GiB  (user   sys)  majflt  p50 us  p99 us  p99.9 us   max us  pool MiB ratio  RssAnon MiB  speed: kernel's time / farpage's";
+workload   threads side      ops/s   us/page  CPU s/GiB  (user   sys) irq/page serial us  majflt  p50 us  p99 us  p99.9 us   max us  pool MiB ratio  RssAnon MiB  speed: kernel's time / farpage's";
 
 /// The lines of one row.
 pub fn line(row: &Row) -> String {
     let mut out = String::new();
-    let name = row.workload.name();
+    let name = format!("{:<10} {:>7}", row.workload.name(), row.threads);
     if let Some(kernel) = row.kernel() {
         out.push_str(&side(&name, "kernel", &kernel));
         out.push('\n');
@@ -30,12 +30,14 @@ pub fn line(row: &Row) -> String {
 fn side(workload: &str, who: &str, s: &Side) -> String {
     let mib = |bytes: f64| bytes / f64::from(1 << 20);
     format!(
-        "{workload:<10} {who:<7} {:>8.0} {:>9.3} {:>10.2}  ({:>5.2} {:>5.2}) {:>7.0} {:>7.2} {:>7.1} {:>9.1} {:>8.0} {:>9.1} {:>5.2} {:>12.1}",
+        "{workload} {who:<7} {:>8.0} {:>9.3} {:>10.2}  ({:>5.2} {:>5.2}) {:>8.2} {:>9} {:>7.0} {:>7.2} {:>7.1} {:>9.1} {:>8.0} {:>9.1} {:>5.2} {:>12.1}",
         s.ops_per_s,
         s.us_per_page,
         s.cpu_user_s_per_gib + s.cpu_sys_s_per_gib,
         s.cpu_user_s_per_gib,
         s.cpu_sys_s_per_gib,
+        s.shootdowns_per_page,
+        s.serial_us.map_or(String::from("-"), |us| format!("{us:.1}")),
         s.major_faults,
         s.p50_us,
         s.p99_us,
@@ -95,6 +97,8 @@ fn json_side(side: &Side) -> Value {
         "cpu_sys_s_per_gib": side.cpu_sys_s_per_gib,
         "major_faults": side.major_faults as u64,
         "pool_ratio": side.pool_ratio,
+        "shootdowns_per_page": side.shootdowns_per_page,
+        "serial_us_per_fault": side.serial_us,
     })
 }
 
@@ -110,7 +114,7 @@ mod tests {
         let round = super::super::row::Round { kernel: Some(Sample::default()), farpage: Sample::default(), ram: 7 };
         let row = Row { workload: Workload::RandRead, threads: 2, rounds: vec![round] };
         let (mode, against) = (Mode::Run, Against::Zram);
-        let setting = Setting { ram: 1, data: 2, threads: 2, mode, against, rounds: 1, notes: vec!["a".into()] };
+        let setting = Setting { ram: 1, data: 2, mode, against, rounds: 1, notes: vec!["a".into()] };
         let value = json(&setting, &[row]);
         let row = &value["rows"][0];
         assert_eq!((&row["workload"], &row["mode"]), (&"rand-read".into(), &"run".into()));
@@ -128,6 +132,8 @@ mod tests {
             "cpu_s_per_gib",
             "peak_rss_anon",
             "pool_bytes",
+            "shootdowns_per_page",
+            "serial_us_per_fault",
         ] {
             assert!(row["farpage"].get(key).is_some() && row["kernel"].get(key).is_some(), "{key}");
         }

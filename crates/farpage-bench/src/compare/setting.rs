@@ -50,8 +50,6 @@ pub struct Setting {
     pub ram: u64,
     /// Data, bytes.
     pub data: u64,
-    /// Threads.
-    pub threads: u64,
     /// `run` or `region`.
     pub mode: Mode,
     /// What the kernel swaps to.

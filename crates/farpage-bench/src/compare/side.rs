@@ -31,12 +31,19 @@ pub struct Sample {
     pub pool_ratio: f64,
     /// Largest resident anonymous memory seen, bytes.
     pub peak_rss_anon: u64,
+    /// Of `farpage run`: CPU time of the one thread that serves all faults, microseconds a fault.
+    pub serial_us: Option<f64>,
 }
 
 impl Sample {
     /// Microseconds per access.
     pub fn us_per_page(&self) -> f64 {
         self.done.wall_s * 1e6 / self.done.ops.max(1) as f64
+    }
+
+    /// Interrupts for translations, per access.
+    pub fn shootdowns_per_page(&self) -> f64 {
+        self.done.shootdowns as f64 / self.done.ops.max(1) as f64
     }
 
     /// CPU seconds (user, system) per GiB of pages accessed.
@@ -139,17 +146,19 @@ fn talk(running: &mut Running, pager: &Pager<'_>) -> Result<Sample> {
         return Err(Failure::new("the workload has no pipes"));
     };
     let mut sample = Sample::default();
-    let (mut wrong, mut before) = (None, None);
+    let (mut wrong, mut before, mut busy) = (None, None, 0);
+    let pid = running.child.id();
     for line in BufReader::new(stdout).lines().map_while(std::io::Result::ok) {
         let step = serde_json::from_str(&line)
             .map_err(|e| Failure::new(format!("the workload said {line:?}, which is not understood: {e}")))?;
         match step {
             Step::Ready => {
-                before = engine(pager, running.child.id());
+                (before, busy) = (engine(pager, pid), pager_ns(pid));
                 let _ = stdin.write_all(b"go\n");
             }
             Step::Done(done) => {
-                let after = engine(pager, running.child.id());
+                let busy = pager_ns(pid).saturating_sub(busy);
+                let after = engine(pager, pid);
                 match pager {
                     Pager::Kernel(side) => kernel_pool(&mut sample, side),
                     Pager::Run(..) => after.as_ref().map_or((), |counters| farpage_pool(&mut sample, counters)),
@@ -162,7 +171,10 @@ fn talk(running: &mut Running, pager: &Pager<'_>) -> Result<Sample> {
                 sample.done = *done;
                 // Faults that farpage serves are no faults to the kernel's count.
                 if let (Some(before), Some(after)) = (&before, &after) {
-                    sample.done.major_faults = of(after, "pgmajfault").saturating_sub(of(before, "pgmajfault"));
+                    let count = |name: &str| of(after, name).saturating_sub(of(before, name));
+                    sample.done.major_faults = count("pgmajfault");
+                    let faults = count("pgfault");
+                    sample.serial_us = (faults > 0).then(|| busy as f64 / 1e3 / faults as f64);
                 }
                 let _ = stdin.write_all(b"end\n");
             }
@@ -188,6 +200,15 @@ fn engine(pager: &Pager<'_>, pid: u32) -> Option<Value> {
     let Pager::Run(..) = pager else { return None };
     let said = Command::new(commands::farpage()).args(["stat", "--json", &pid.to_string()]).output().ok()?;
     serde_json::from_slice(&said.stdout).ok()
+}
+
+/// CPU time so far of the thread that serves the faults of a process, ns; 0 if there is none.
+fn pager_ns(pid: u32) -> u64 {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten().map(|task| task.path());
+    let is_pager = |name: String| name.trim_end() == "farpage-pager";
+    let pagers = tasks.filter(|task| fs::read_to_string(task.join("comm")).is_ok_and(is_pager));
+    let time = |schedstat: String| schedstat.split(' ').next().and_then(|ns| ns.parse::<u64>().ok());
+    pagers.filter_map(|task| fs::read_to_string(task.join("schedstat")).ok().and_then(time)).sum()
 }
 
 fn of(counters: &Value, name: &str) -> u64 {
