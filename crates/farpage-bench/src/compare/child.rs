@@ -88,8 +88,8 @@ pub struct Done {
     pub sys_s: f64,
     /// Faults that had to wait, as the kernel counts them.
     pub major_faults: u64,
-    /// Interrupts meanwhile, of all CPUs of the machine, that have a CPU forget translations.
-    pub shootdowns: u64,
+    /// Interrupts meanwhile, of all CPUs of the machine, that have a CPU forget translations; where they are counted.
+    pub shootdowns: Option<u64>,
     /// Wrong words.
     pub wrong: u64,
     /// Of the accesses.
@@ -179,11 +179,11 @@ fn usage() -> libc::rusage {
     }
 }
 
-/// Interrupts of this machine so far that had a CPU forget translations; 0 where the kernel does not count them.
-fn shootdowns() -> u64 {
-    let text = fs::read_to_string("/proc/interrupts").unwrap_or_default();
-    let row = text.lines().find_map(|line| line.trim_start().strip_prefix("TLB:")).unwrap_or_default();
-    row.split_ascii_whitespace().map_while(|n| n.parse::<u64>().ok()).sum()
+/// Interrupts of this machine so far that had a CPU forget translations, where the kernel counts them.
+fn shootdowns() -> Option<u64> {
+    let text = fs::read_to_string("/proc/interrupts").ok()?;
+    let row = text.lines().find_map(|line| line.trim_start().strip_prefix("TLB:"))?;
+    Some(row.split_ascii_whitespace().map_while(|n| n.parse::<u64>().ok()).sum())
 }
 
 fn seconds(t: libc::timeval) -> f64 {
@@ -244,7 +244,7 @@ pub fn main(spec: &str) -> Result<ExitCode> {
     let (faults_before, shootdowns, before) = (stats(), shootdowns(), usage());
     let measured = bench.run(spec.workload, source)?;
     let mut done = done(measured, &before, &usage());
-    done.shootdowns = self::shootdowns() - shootdowns;
+    done.shootdowns = shootdowns.and_then(|before| self::shootdowns()?.checked_sub(before));
     if let (Some(before), Some(after)) = (faults_before, stats()) {
         done.major_faults = after.pgmajfault - before.pgmajfault;
         done.pool = Some((after.pool_bytes, after.pool_orig_bytes));
@@ -266,7 +266,7 @@ fn done(measured: Measured, before: &libc::rusage, after: &libc::rusage) -> Done
         user_s: seconds(after.ru_utime) - seconds(before.ru_utime),
         sys_s: seconds(after.ru_stime) - seconds(before.ru_stime),
         major_faults: (after.ru_majflt - before.ru_majflt).max(0) as u64,
-        shootdowns: 0,
+        shootdowns: None,
         wrong: measured.wrong,
         latencies: measured.latencies,
         pool: None,

@@ -42,9 +42,9 @@ use workload::Workload;
 pub const EXAMPLES: &str = "\
 Memory is equal: the kernel's limit is --ram, its zram pool comes on top of it; farpage gets the sum of \
     both.
-Ratio: the kernel's time divided by farpage's, above 1 farpage is faster. irq/page: interrupts of other CPUs \
-    to make them forget a translation, by all of the machine, for each access. serial us: with --mode run, CPU \
-    time of the one thread that serves all faults, for each of them. Needs root for the kernel's side; \
+Ratio: the kernel's time divided by farpage's, above 1 farpage is faster. irq/page: interrupts that have a CPU \
+    forget translations, of the whole machine, for each access. serial us: with --mode run, CPU time of the one \
+    thread that serves all faults, for each of them; with one thread, what it does while it waits is in it. Needs root for the kernel's side; \
     without it only farpage is measured.
 
 Examples:
@@ -178,7 +178,7 @@ pub fn main(args: &CompareArgs) -> Result<ExitCode> {
                 Ok(round) => rounds.push(round),
                 Err(failure) if INTERRUPTED.load(Relaxed) => return Err(failure),
                 Err(failure) => {
-                    say(format_args!("{}, round {}: {failure}", workload.name(), number + 1));
+                    say(format_args!("{}, threads {threads}, round {}: {failure}", workload.name(), number + 1));
                     failed = true;
                 }
             }
@@ -188,7 +188,7 @@ pub fn main(args: &CompareArgs) -> Result<ExitCode> {
             destination.tell(&report::line(&row));
             rows.push(row);
         }
-        if let Some(note) = stolen(&workload.name(), before, cpu_ticks()) {
+        if let Some(note) = stolen(&format!("{}, threads {threads}", workload.name()), before, cpu_ticks()) {
             destination.tell(&note);
             setting.notes.push(note);
         }

@@ -27,17 +27,22 @@ pub fn line(row: &Row) -> String {
     out
 }
 
+/// A number with so many digits behind the point, if it is known.
+fn known(number: Option<f64>, digits: usize) -> String {
+    number.map_or(String::from("-"), |number| format!("{number:.digits$}"))
+}
+
 fn side(workload: &str, who: &str, s: &Side) -> String {
     let mib = |bytes: f64| bytes / f64::from(1 << 20);
     format!(
-        "{workload} {who:<7} {:>8.0} {:>9.3} {:>10.2}  ({:>5.2} {:>5.2}) {:>8.2} {:>9} {:>7.0} {:>7.2} {:>7.1} {:>9.1} {:>8.0} {:>9.1} {:>5.2} {:>12.1}",
+        "{workload} {who:<7} {:>8.0} {:>9.3} {:>10.2}  ({:>5.2} {:>5.2}) {:>8} {:>9} {:>7.0} {:>7.2} {:>7.1} {:>9.1} {:>8.0} {:>9.1} {:>5.2} {:>12.1}",
         s.ops_per_s,
         s.us_per_page,
         s.cpu_user_s_per_gib + s.cpu_sys_s_per_gib,
         s.cpu_user_s_per_gib,
         s.cpu_sys_s_per_gib,
-        s.shootdowns_per_page,
-        s.serial_us.map_or(String::from("-"), |us| format!("{us:.1}")),
+        known(s.shootdowns_per_page, 2),
+        known(s.serial_us, 1),
         s.major_faults,
         s.p50_us,
         s.p99_us,

@@ -72,8 +72,8 @@ pub struct Side {
     pub cpu_sys_s_per_gib: f64,
     /// Faults that had to wait.
     pub major_faults: f64,
-    /// Interrupts for translations, per access.
-    pub shootdowns_per_page: f64,
+    /// Interrupts for translations, per access; where they are counted.
+    pub shootdowns_per_page: Option<f64>,
     /// CPU time of the thread that serves all faults, microseconds a fault; where there is such a thread.
     pub serial_us: Option<f64>,
     /// Largest resident anonymous memory seen, bytes.
@@ -87,6 +87,8 @@ pub struct Side {
 impl Side {
     fn of(samples: &[&Sample]) -> Option<Side> {
         let median = |f: &dyn Fn(&Sample) -> f64| Spread::of(samples.iter().map(|s| f(s))).map(|s| s.median);
+        let known =
+            |f: &dyn Fn(&Sample) -> Option<f64>| Spread::of(samples.iter().filter_map(|s| f(s))).map(|s| s.median);
         let latency = |share: f64| median(&|s| s.done.latencies.percentile_us(share));
         Some(Side {
             ops_per_s: median(&|s| 1e6 / s.us_per_page())?,
@@ -100,8 +102,8 @@ impl Side {
             cpu_user_s_per_gib: median(&|s| s.cpu_s_per_gib().0)?,
             cpu_sys_s_per_gib: median(&|s| s.cpu_s_per_gib().1)?,
             major_faults: median(&|s| s.done.major_faults as f64)?,
-            shootdowns_per_page: median(&Sample::shootdowns_per_page)?,
-            serial_us: Spread::of(samples.iter().filter_map(|s| s.serial_us)).map(|s| s.median),
+            shootdowns_per_page: known(&Sample::shootdowns_per_page),
+            serial_us: known(&|s| s.serial_us),
             peak_rss_anon: median(&|s| s.peak_rss_anon as f64)?,
             pool_bytes: median(&|s| s.pool_bytes as f64)?,
             pool_ratio: median(&|s| s.pool_ratio)?,

@@ -42,8 +42,8 @@ impl Sample {
     }
 
     /// Interrupts for translations, per access.
-    pub fn shootdowns_per_page(&self) -> f64 {
-        self.done.shootdowns as f64 / self.done.ops.max(1) as f64
+    pub fn shootdowns_per_page(&self) -> Option<f64> {
+        Some(self.done.shootdowns? as f64 / self.done.ops.max(1) as f64)
     }
 
     /// CPU seconds (user, system) per GiB of pages accessed.
@@ -146,7 +146,7 @@ fn talk(running: &mut Running, pager: &Pager<'_>) -> Result<Sample> {
         return Err(Failure::new("the workload has no pipes"));
     };
     let mut sample = Sample::default();
-    let (mut wrong, mut before, mut busy) = (None, None, 0);
+    let (mut wrong, mut before, mut busy) = (None, None, None);
     let pid = running.child.id();
     for line in BufReader::new(stdout).lines().map_while(std::io::Result::ok) {
         let step = serde_json::from_str(&line)
@@ -157,7 +157,7 @@ fn talk(running: &mut Running, pager: &Pager<'_>) -> Result<Sample> {
                 let _ = stdin.write_all(b"go\n");
             }
             Step::Done(done) => {
-                let busy = pager_ns(pid).saturating_sub(busy);
+                let busy = busy.and_then(|before| pager_ns(pid)?.checked_sub(before));
                 let after = engine(pager, pid);
                 match pager {
                     Pager::Kernel(side) => kernel_pool(&mut sample, side),
@@ -174,7 +174,7 @@ fn talk(running: &mut Running, pager: &Pager<'_>) -> Result<Sample> {
                     let count = |name: &str| of(after, name).saturating_sub(of(before, name));
                     sample.done.major_faults = count("pgmajfault");
                     let faults = count("pgfault");
-                    sample.serial_us = (faults > 0).then(|| busy as f64 / 1e3 / faults as f64);
+                    sample.serial_us = busy.filter(|_| faults > 0).map(|ns| ns as f64 / 1e3 / faults as f64);
                 }
                 let _ = stdin.write_all(b"end\n");
             }
@@ -202,13 +202,12 @@ fn engine(pager: &Pager<'_>, pid: u32) -> Option<Value> {
     serde_json::from_slice(&said.stdout).ok()
 }
 
-/// CPU time so far of the thread that serves the faults of a process, ns; 0 if there is none.
-fn pager_ns(pid: u32) -> u64 {
-    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten().map(|task| task.path());
+/// CPU time so far of the thread that serves the faults of a process, ns; if there is one.
+fn pager_ns(pid: u32) -> Option<u64> {
+    let mut tasks = fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten().map(|task| task.path());
     let is_pager = |name: String| name.trim_end() == "farpage-pager";
-    let pagers = tasks.filter(|task| fs::read_to_string(task.join("comm")).is_ok_and(is_pager));
-    let time = |schedstat: String| schedstat.split(' ').next().and_then(|ns| ns.parse::<u64>().ok());
-    pagers.filter_map(|task| fs::read_to_string(task.join("schedstat")).ok().and_then(time)).sum()
+    let pager = tasks.find(|task| fs::read_to_string(task.join("comm")).is_ok_and(is_pager))?;
+    fs::read_to_string(pager.join("schedstat")).ok()?.split(' ').next()?.parse().ok()
 }
 
 fn of(counters: &Value, name: &str) -> u64 {

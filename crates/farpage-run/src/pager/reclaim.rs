@@ -9,6 +9,7 @@ use crate::pager::move_out::{MoveOut, resident_min};
 use crate::pager::register::Adoption;
 use crate::pager::robust::lists::RobustLists;
 use crate::shared::page_table::{Node, State};
+use crate::shared::state::Engine;
 use crate::store;
 use farpage_base::mem::lock::lock;
 use farpage_base::mem::units::Vpn;
@@ -29,6 +30,9 @@ const SLOTS_A_TURN: usize = 256;
 /// not seen.
 const RECORDED_PART: i64 = 8;
 
+/// Fewer pages do not tell whether they go one by one.
+const SCATTERED_OF: usize = 8;
+
 /// Which pages go.
 #[derive(Clone, Copy)]
 enum Oldest {
@@ -38,52 +42,50 @@ enum Oldest {
     Hot,
 }
 
-/// When pages leave the program. A page that is moved interrupts each CPU on which a thread of the process runs, and
-/// that costs ten times as much as the move.
+/// When pages leave the program. A page that is moved alone interrupts each CPU on which a thread of the process runs,
+/// and that costs ten times as much as the move.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Moment {
     /// Whenever there is something to do.
     Any,
     /// Before the fault of the only thread that has some is served. The writer has the pager's CPU.
     OneWaits,
-    /// Before so many faults of different threads are served, if the writer has nothing to do.
-    SomeWait(usize),
-    /// That did not come for long.
-    Late,
+    /// Before the faults of several are served, unless the writer holds its gate.
+    SomeWait,
+    /// After them: what cannot wait.
+    SomeRun,
 }
 
 impl Moment {
-    /// Whether it is there, with `waiting` faults that are yet to be served.
-    pub(crate) fn is_now(self, waiting: usize) -> bool {
+    /// Whether it comes before faults are served of which there are `waiting`.
+    pub(crate) fn is_before(self, waiting: usize) -> bool {
         match self {
-            Moment::Any | Moment::Late => false,
+            Moment::Any | Moment::SomeRun => false,
             Moment::OneWaits => waiting > 0,
-            Moment::SomeWait(threads) => waiting >= threads,
+            Moment::SomeWait => waiting > 1,
         }
     }
 
-    /// What is left of it when the faults have been served.
+    /// What it is once they are served.
     pub(crate) fn after(self) -> Moment {
-        if let Moment::SomeWait(_) = self { Moment::Late } else { self }
+        if self == Moment::SomeWait { Moment::SomeRun } else { self }
     }
 
-    /// Pages that have to be placed since the last step, for the next one. The first page moved costs as much as the
-    /// others, so seldom and in large batches.
-    fn due_after(self) -> u64 {
+    /// Pages that have to be missing in the swap cache. The first page moved costs as much as the others, so seldom and
+    /// in large batches.
+    fn batch(self) -> usize {
         match self {
-            Moment::Any => 0,
-            Moment::OneWaits => EVICT_BATCH as u64 / 2,
-            Moment::SomeWait(_) => EVICT_BATCH as u64,
-            Moment::Late => 2 * EVICT_BATCH as u64,
+            Moment::Any => 1,
+            Moment::OneWaits => EVICT_BATCH / 2,
+            Moment::SomeWait => EVICT_BATCH,
+            Moment::SomeRun => 2 * EVICT_BATCH,
         }
     }
 }
 
 /// When pages go, and which.
 pub(crate) struct Reclaim {
-    /// Pages placed up to the last step.
-    filled_before: u64,
-    /// The pages of the last batch mostly went one by one.
+    /// The pages of the last large batch mostly went one by one.
     scattered: bool,
     /// Where the search for clean copies goes on.
     slot_hand: u32,
@@ -94,7 +96,7 @@ pub(crate) struct Reclaim {
 
 impl Reclaim {
     pub(crate) fn new(robust: RobustLists) -> Reclaim {
-        Reclaim { filled_before: 0, scattered: false, slot_hand: 0, move_out: MoveOut::new(), robust }
+        Reclaim { scattered: false, slot_hand: 0, move_out: MoveOut::new(), robust }
     }
 
     /// The first step of a fault: sees to it that there is room for a new page, if the page at `vpn` needs one, and for
@@ -137,7 +139,7 @@ impl Reclaim {
     pub(crate) fn moment(&self, cx: &Cx, colocated: bool) -> Moment {
         match () {
             () if colocated => Moment::OneWaits,
-            () if self.scattered => Moment::SomeWait(1 + usize::from(cx.prefetch.concurrency.is_there())),
+            () if self.scattered && cx.prefetch.concurrency.is_there() => Moment::SomeWait,
             () => Moment::Any,
         }
     }
@@ -160,20 +162,21 @@ impl Reclaim {
             let lru = lock(&e.lru);
             (lru.cached_len(), lru.is_behind())
         };
-        let few = cached < EVICT_BATCH / 4;
-        let due = few || cx.filled - self.filled_before >= moment.due_after();
-        let writes = matches!(moment, Moment::SomeWait(_)) && !few && e.fork.gates.writer.is_held();
+        let target = e.cached_target();
+        let missing = target.saturating_sub(cached);
+        let few = missing > 0 && cached < EVICT_BATCH / 4;
+        let due = few || missing >= moment.batch().min(target / 2).max(1) || missing > 0 && is_at_stake(e);
+        let writes = moment == Moment::SomeWait && !few && e.fork.gates.writer.is_held();
         let made_room = keep_room(cx);
-        let moves = !writes && (behind || due && cached < e.cached_target());
+        let moves = !writes && (behind || due);
         let moved = moves && self.shrink(cx, EVICT_BATCH) > 0;
-        // Only now: while it runs, what is moved interrupts its CPU.
-        if cached > 0 && e.level().is_short() {
+        // Only now, and not before the faults are served: while it runs, what is moved interrupts its CPU.
+        if moment != Moment::SomeWait && (cached > 0 || moved) && e.level().is_short() {
             e.wake_writer();
         }
         if !moves {
             return made_room;
         }
-        self.filled_before = cx.filled;
         let keeps = !moved && e.budget.over_limit() > 0 && self.move_out.keeps_shared(cx.e);
         moved || keeps && self.shrink_past_stuck(cx).is_ok() || made_room
     }
@@ -344,7 +347,7 @@ impl Reclaim {
             }
             match self.move_out.move_out(cx, vpn, &batch[i..i + len]) {
                 Some((done, used)) => {
-                    (moved, runs) = (moved + done, runs + 1);
+                    (moved, runs) = (moved + done, runs + usize::from(done > 0));
                     i += used;
                 }
                 None => break,
@@ -353,7 +356,9 @@ impl Reclaim {
         lock(&e.lru).tried();
         Stat::add(&e.stat.pgsteal_anon, moved as u64);
         if moved > 0 {
-            self.scattered = runs * 2 > moved;
+            if moved >= SCATTERED_OF {
+                self.scattered = runs * 2 > moved;
+            }
             e.stat.events.note(EventKind::Evict, 0, moved);
             // What was taken meanwhile comes back.
             let _ = self.robust.held_pages(cx);
@@ -376,12 +381,17 @@ pub(crate) fn store_a_little(cx: &Cx) {
     }
 }
 
+/// Memory is so far above the limit that what was promised is at stake.
+fn is_at_stake(e: &Engine) -> bool {
+    e.budget.over_limit() > e.budget.watermarks().low
+}
+
 /// If there are frames that are not needed for what is missing to `want` pages of room, gives them back. True: there
 /// is room, or some pages are granted.
 pub(crate) fn gives_back(cx: &mut Cx, want: usize) -> bool {
     let e = cx.e;
     // Where much is too much, many at a time.
-    let at_stake = e.budget.over_limit() > e.budget.watermarks().low;
+    let at_stake = is_at_stake(e);
     let want = if at_stake { want.max(EVICT_BATCH) } else { want };
     if cx.room() + e.frames.worthless_count() < want {
         return false;

@@ -1,4 +1,5 @@
-//! The pager's loop: messages, faults, one step of background work, or sleep.
+//! The pager's loop: messages, faults, one step of background work, or sleep. Reclaim comes before the faults or after
+//! them ([`Moment`]).
 //!
 //! Caller: the pager's thread ([`crate::pager::start`]). Locks: `pinned` and `managed`, one at a time.
 
@@ -47,8 +48,8 @@ impl Pager {
         let mut worked = self.adoption.let_go_step(&mut self.cx)
             | self.unpark.step(&mut self.cx)
             | self.adoption.take_over_step(&mut self.cx);
-        if moment.is_now(self.cx.waiting.len()) {
-            worked = self.reclaim.balance(&mut self.cx, moment);
+        if moment.is_before(self.cx.waiting.len()) {
+            worked |= self.reclaim.balance(&mut self.cx, moment);
         }
         self.serve_waiting();
         // Also while messages keep coming: a page that is not on a list cannot be reclaimed.

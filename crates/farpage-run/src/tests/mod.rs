@@ -395,11 +395,26 @@ fn pages_leave_while_all_that_could_be_interrupted_sleep() {
     pairs(&mut world, 2500);
     let [none, one, both] = pairs(&mut world, 1000);
     assert!(both > 1000 && (none + one) * 10 < both, "{none} {one} {both}");
+    // As many as come, so that the swap cache stays as long as it should be.
+    assert!(none + one + both > 1900, "{none} {one} {both}");
+    let target = world.e.cached_target();
+    let cached = lock(&world.e.lru).cached_len();
+    assert!(cached > target / 2, "{cached} of {target}");
     // While the writer works, no moment is better than another.
     world.e.fork.gates.writer.lock();
     let [none, one, both] = pairs(&mut world, 1000);
     world.e.fork.gates.writer.unlock();
     assert!(none > 1000 && (one + both) * 10 < none, "{none} {one} {both}");
+    // A smaller budget does not wait for faults.
+    world.e.budget.promise(3072);
+    for _ in 0..90 {
+        world.background();
+        if world.over() <= 0 {
+            return;
+        }
+        world.pager.turn();
+    }
+    panic!("{} pages above the budget", world.over());
 }
 
 #[test]
