@@ -92,7 +92,9 @@ class Detach(Holding):
             self.attach(process.pid, ram, *options)
             self.assertEqual([self.ask(process, line) for line in ask], ["True", "0", "grown", "True", "0", "True"])
             limit = int(ram[:-1]) * (1024 if ram[-1] == "G" else 1) * MIB
-            self.assertEqual((of("budget_bytes"), resident(process.pid) < limit), (limit, True))
+            self.assertEqual(of("budget_bytes"), limit)
+            # On busy CPUs its engine can be late by some pages.
+            self.wait_until("it is within its budget", lambda: resident(process.pid) < limit)
             self.assertEqual(of("verified") > 0, "--verify" in options)
             self.assertGreater(int(self.ask(process, "run grep -c farpage_preload /proc/self/maps")), 0)
             self.assertIn("already", self.run_plain(FARPAGE, "attach", process.pid, "--ram", ram).stderr)
