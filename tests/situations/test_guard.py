@@ -179,7 +179,7 @@ class Guard(Holding):
                 self.hear("True", greedy)
                 self.assertIsNone(above.poll())
                 self.assertEqual(self.kills(group), 0)
-                self.assertIn(f"process {greedy.pid} ", self.said(guard))
+                self.wait_for(f"process {greedy.pid} ", guard)
                 self.doCleanups()
                 self.setUp()
 
