@@ -180,6 +180,7 @@ class Guard(Holding):
                 self.assertIsNone(above.poll())
                 self.assertEqual(self.kills(group), 0)
                 self.wait_for(f"process {greedy.pid} ", guard)
+                self.said(guard)
                 self.doCleanups()
                 self.setUp()
 
