@@ -42,10 +42,11 @@ use workload::Workload;
 pub const EXAMPLES: &str = "\
 Memory is equal: the kernel's limit is --ram, its zram pool comes on top of it; farpage gets the sum of \
     both.
-Ratio: the kernel's time divided by farpage's, above 1 farpage is faster. irq/page: interrupts that have a CPU \
-    forget translations, of the whole machine, for each access. serial us: with --mode run, CPU time of the one \
-    thread that serves all faults, for each of them; with one thread, what it does while it waits is in it. Needs root for the kernel's side; \
+Ratio: the kernel's time divided by farpage's, above 1 farpage is faster. Needs root for the kernel's side; \
     without it only farpage is measured.
+irq/page: interrupts that have a CPU forget translations, of the whole machine, for each access.
+serial us: with --mode run, CPU time of the one thread that serves all faults, for each of them; if the \
+    workload has one thread, what it does while it waits is in it.
 
 Examples:
   sudo farpage-bench compare

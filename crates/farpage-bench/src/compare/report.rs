@@ -1,6 +1,6 @@
 //! The result as a table for the terminal, and as JSON.
 
-use super::row::{Row, Side, Spread};
+use super::row::{Row, Side, Spread, or_dash};
 use super::setting::Setting;
 use crate::output::SCHEMA;
 use serde_json::{Value, json};
@@ -27,11 +27,6 @@ pub fn line(row: &Row) -> String {
     out
 }
 
-/// A number with so many digits behind the point, if it is known.
-fn known(number: Option<f64>, digits: usize) -> String {
-    number.map_or(String::from("-"), |number| format!("{number:.digits$}"))
-}
-
 fn side(workload: &str, who: &str, s: &Side) -> String {
     let mib = |bytes: f64| bytes / f64::from(1 << 20);
     format!(
@@ -41,8 +36,8 @@ fn side(workload: &str, who: &str, s: &Side) -> String {
         s.cpu_user_s_per_gib + s.cpu_sys_s_per_gib,
         s.cpu_user_s_per_gib,
         s.cpu_sys_s_per_gib,
-        known(s.shootdowns_per_page, 2),
-        known(s.serial_us, 1),
+        or_dash(s.shootdowns_per_page, 2),
+        or_dash(s.serial_us, 1),
         s.major_faults,
         s.p50_us,
         s.p99_us,

@@ -36,6 +36,11 @@ impl Spread {
     }
 }
 
+/// A number with so many decimals, for a table; a dash if there is none.
+pub fn or_dash(value: Option<f64>, decimals: usize) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| format!("{value:.decimals$}"))
+}
+
 /// The rounds of a workload.
 #[derive(Debug)]
 pub struct Row {

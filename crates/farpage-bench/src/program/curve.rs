@@ -3,6 +3,7 @@
 use super::report::Rows;
 use super::rounds::{ProgramArgs, RAM_PERCENT, measure, meter, no_kernel, plain, setting};
 use super::side::{Ended, Invocation};
+use crate::compare::row::or_dash;
 use crate::compare::side::catch_signals;
 use crate::compare::{cpu_ticks, machine, stolen};
 use crate::destination::Destination;
@@ -77,18 +78,17 @@ fn line(rows: &Rows, ram: u64) -> String {
     let median = |side: &str, of: fn(&Ended) -> f64| rows.median(side, of);
     let seconds = |side: &str| median(side, |ended| ended.wall_s);
     let faults = |side: &str| median(side, |ended| ended.major_faults as f64);
-    let shown = |value: Option<f64>, digits: usize| value.map_or("-".into(), |value| format!("{value:.digits$}"));
     let times = seconds("farpage").unwrap_or(0.0) / seconds("plain").unwrap_or(0.0).max(1e-3);
     let line = format!(
         "{:>6} {:>7} {:>8} {:>7} {:>7} {:>6} {:>10} {:>9}  {}",
         ram >> 20,
         rows.ram() >> 20,
-        shown(seconds("plain"), 2),
-        shown(seconds("kernel"), 2),
-        shown(seconds("farpage"), 2),
-        shown(rows.ratio().map(|ratio| ratio.median), 2),
-        shown(faults("kernel"), 0),
-        shown(faults("farpage"), 0),
+        or_dash(seconds("plain"), 2),
+        or_dash(seconds("kernel"), 2),
+        or_dash(seconds("farpage"), 2),
+        or_dash(rows.ratio().map(|ratio| ratio.median), 2),
+        or_dash(faults("kernel"), 0),
+        or_dash(faults("farpage"), 0),
         bar(times / BAR_TIMES, BAR)
     );
     line.trim_end().to_owned()

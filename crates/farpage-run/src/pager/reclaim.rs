@@ -9,7 +9,7 @@ use crate::pager::move_out::{MoveOut, resident_min};
 use crate::pager::register::Adoption;
 use crate::pager::robust::lists::RobustLists;
 use crate::shared::page_table::{Node, State};
-use crate::shared::state::Engine;
+use crate::shared::state::{Engine, SwapCache};
 use crate::store;
 use farpage_base::mem::lock::lock;
 use farpage_base::mem::units::Vpn;
@@ -158,17 +158,13 @@ impl Reclaim {
         if e.wakeups.slots_wanted.load(Relaxed) {
             self.reclaim_slots(cx);
         }
-        let (cached, behind) = {
-            let lru = lock(&e.lru);
-            (lru.cached_len(), lru.is_behind())
-        };
-        let target = e.cached_target();
+        let SwapCache { cached, target, is_behind } = e.swap_cache();
         let missing = target.saturating_sub(cached);
         let few = missing > 0 && cached < EVICT_BATCH / 4;
         let due = few || missing >= moment.batch().min(target / 2).max(1) || missing > 0 && is_at_stake(e);
         let writes = moment == Moment::SomeWait && !few && e.fork.gates.writer.is_held();
         let made_room = keep_room(cx);
-        let moves = !writes && (behind || due);
+        let moves = !writes && (is_behind || due);
         let moved = moves && self.shrink(cx, EVICT_BATCH) > 0;
         // Only now, and not before the faults are served: while it runs, what is moved interrupts its CPU.
         if moment != Moment::SomeWait && (cached > 0 || moved) && e.level().is_short() {
@@ -304,7 +300,7 @@ impl Reclaim {
     fn shrink_some(&mut self, cx: &mut Cx, of: Oldest, want: usize) -> usize {
         let e = cx.e;
         let mut oldest = [0; EVICT_BATCH];
-        let target = e.cached_target();
+        let target = e.swap_cache().target;
         // Those that never go are on the lists, too.
         let stay = resident_min(e) + lock(&e.memory.pinned).len();
         let n = {
@@ -391,13 +387,12 @@ fn is_at_stake(e: &Engine) -> bool {
 pub(crate) fn gives_back(cx: &mut Cx, want: usize) -> bool {
     let e = cx.e;
     // Where much is too much, many at a time.
-    let at_stake = is_at_stake(e);
-    let want = if at_stake { want.max(EVICT_BATCH) } else { want };
+    let want = if is_at_stake(e) { want.max(EVICT_BATCH) } else { want };
     if cx.room() + e.frames.worthless_count() < want {
         return false;
     }
     let released = store::release_unused(e);
-    if e.budget.over_limit() <= e.budget.watermarks().low {
+    if !is_at_stake(e) {
         cx.granted = released.min(want);
     }
     cx.granted > 0 || cx.room() > 0

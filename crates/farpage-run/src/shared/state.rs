@@ -81,6 +81,17 @@ pub struct Wakeups {
     pub never: AtomicU32,
 }
 
+/// The swap cache under pressure: the second chance.
+#[derive(Clone, Copy)]
+pub struct SwapCache {
+    /// Pages in it that no writer stores yet.
+    pub cached: usize,
+    /// As many as the policy finds worth it.
+    pub target: usize,
+    /// See [`Lru::is_behind`].
+    pub is_behind: bool,
+}
+
 /// What was heard of new memory and is not acted on yet ([`crate::mappings::discovery`]).
 pub struct Discovery {
     /// What program threads tell.
@@ -313,11 +324,12 @@ impl Engine {
         self.conf.trace.is_some()
     }
 
-    /// Pages kept in the swap cache under pressure, the second chance: as many as the policy finds worth it.
-    pub fn cached_target(&self) -> usize {
+    /// The swap cache, as it is and as it should be.
+    pub fn swap_cache(&self) -> SwapCache {
         let most = self.frames.len() / 8 * 5;
         let most = if self.records() { most } else { most.min(self.budget.movable() as usize / STAGE_PART as usize) };
-        lock(&self.lru).cached_target(most)
+        let lru = lock(&self.lru);
+        SwapCache { cached: lru.cached_len(), target: lru.cached_target(most), is_behind: lru.is_behind() }
     }
 
     /// Never takes out the pages of the thread control block at `block` (an address in it, as `pthread_t` is, or the

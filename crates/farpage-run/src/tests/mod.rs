@@ -11,7 +11,7 @@ use crate::dormant::StartPlan;
 use crate::monitor::build::{arena_sizes, build};
 use crate::pager::start::pager_for_test;
 use crate::pager::state::Pager;
-use crate::shared::state::Engine;
+use crate::shared::state::{Engine, SwapCache};
 use crate::threads::writer;
 use fake::Fake;
 use farpage_base::mem::arena::Arena;
@@ -361,9 +361,8 @@ fn faults_of_many_threads_are_not_tried_in_vain_before_a_change_is_read() {
     world.serve(&absent);
 }
 
-/// Two threads have faults at the same time, for pages chosen at random. How many pages have left the program so far
-/// while none of them waited, one, and both.
-fn pair_of_faults(world: &mut World) -> [u64; 3] {
+/// Two threads have faults at the same time, for pages chosen at random.
+fn pair_of_faults(world: &mut World) {
     let mut places = [0; 2];
     while places[0] == places[1] || places.iter().any(|at| world.kernel.is_there(*at)) {
         places = places.map(|_| {
@@ -375,12 +374,12 @@ fn pair_of_faults(world: &mut World) -> [u64; 3] {
         world.kernel.fault(*at, false, 20 + thread as u32);
     }
     world.serve(&places);
-    world.kernel.lock().left
 }
 
 #[test]
 fn pages_leave_while_all_that_could_be_interrupted_sleep() {
     let mut world = World::new(91, "swap:zram", 0);
+    // How many pages left the program while neither thread waited, one, and both.
     let pairs = |world: &mut World, n: usize| {
         world.kernel.lock().left = [0; 3];
         for n in 0..n {
@@ -397,8 +396,7 @@ fn pages_leave_while_all_that_could_be_interrupted_sleep() {
     assert!(both > 1000 && (none + one) * 10 < both, "{none} {one} {both}");
     // As many as come, so that the swap cache stays as long as it should be.
     assert!(none + one + both > 1900, "{none} {one} {both}");
-    let target = world.e.cached_target();
-    let cached = lock(&world.e.lru).cached_len();
+    let SwapCache { cached, target, .. } = world.e.swap_cache();
     assert!(cached > target / 2, "{cached} of {target}");
     // While the writer works, no moment is better than another.
     world.e.fork.gates.writer.lock();

@@ -4,9 +4,8 @@
 //! gate ([`crate::fork`]) is held in each turn, outside of all others; then those of `store` and of the devices.
 
 use crate::shared::stacks::{WRITER, stack};
-use crate::shared::state::Engine;
+use crate::shared::state::{Engine, SwapCache};
 use crate::store::{WRITE_BATCH, queued_batch, wanted, write_some};
-use farpage_base::mem::lock::lock;
 use farpage_base::sys::futex;
 use farpage_base::sys::thread::{begin_thread, exit_thread};
 use std::sync::atomic::Ordering::Acquire;
@@ -89,9 +88,6 @@ pub(crate) fn turn(e: &Engine) -> (bool, bool, bool) {
         e.account_pool();
     }
     // Before the gate opens: a fork behind it must not copy a lock that is held.
-    let (cached, behind) = {
-        let lru = lock(&e.lru);
-        (lru.cached_len(), lru.is_behind())
-    };
-    (worked, compacted || tended, behind || cached < e.cached_target() / 2)
+    let SwapCache { cached, target, is_behind } = e.swap_cache();
+    (worked, compacted || tended, is_behind || cached < target / 2)
 }

@@ -1,7 +1,7 @@
 //! The suite's table, one line a program, and its JSON.
 
 use super::programs::SuiteProgram;
-use crate::compare::row::Spread;
+use crate::compare::row::{Spread, or_dash};
 use crate::output::SCHEMA;
 use crate::program::report::Rows;
 use serde_json::{Value, json};
@@ -113,10 +113,6 @@ impl SuiteRounds {
             if complaints > 0 { complaints.to_string() } else { "-".to_owned() },
         )
     }
-}
-
-fn or_dash(value: Option<f64>, decimals: usize) -> String {
-    value.map_or_else(|| "-".to_owned(), |value| format!("{value:.decimals$}"))
 }
 
 /// The line below the table.
