@@ -106,7 +106,7 @@ pub struct Zram {
     dense: Option<Codec>,
     recompressing: Mutex<()>,
     slots: SlotMap<Record, WORDS>,
-    inner: Mutex<ZramState>,
+    inner: Mutex<ZramState, true>,
     /// Where pages can move on to, in priority order.
     files: Vec<Arc<FileDevice>>,
     /// Where those go first that forked processes have, too.
@@ -148,7 +148,7 @@ impl Zram {
             dense: None,
             recompressing: Mutex::new(()),
             slots: SlotMap::new(pages_max.saturating_add(1), cpu::count()),
-            inner: Mutex::new(ZramState {
+            inner: Mutex::common(ZramState {
                 pool,
                 pool_pages: 0,
                 compressed_bytes: 0,

@@ -17,7 +17,7 @@
 //! gates, too, until the copy is near.
 //!
 //! ```text
-//! program's thread          monitor                       pager, writer, decompressor
+//! program's thread          monitor                       pager, writer, helpers
 //! asked += 1, rings  -----> reads the main thread's
 //! waits                     published += 1, rings ------> take it on, one after the other
 //!       <------------------ done[0] = asked   <---------- done[i] = published

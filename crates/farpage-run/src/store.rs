@@ -31,6 +31,9 @@ const EMPTIED_MAX: usize = DISCARD_AREA_BYTES / PAGE_SIZE;
 impl Engine {
     /// `--verify`: the bytes read back must be the bytes that were swapped out.
     pub(crate) fn verify(&self, vpn: Vpn, entry: Entry, page: &Page) {
+        if !self.conf.verify {
+            return;
+        }
         self.space.verify(entry, page, &self.slots.key, vpn.addr());
         Stat::add(&self.stat.verified, 1);
     }
@@ -40,11 +43,9 @@ impl Engine {
     /// # Safety
     /// There are as many pages as entries, and no thread writes to them.
     pub(crate) unsafe fn verify_run(&self, vpn: Vpn, entries: &[Entry], base: usize) {
-        if self.conf.verify {
-            for (i, entry) in entries.iter().enumerate() {
-                // SAFETY: caller's promise.
-                self.verify(vpn + i, *entry, unsafe { &*((base + i * PAGE_SIZE) as *const Page) });
-            }
+        for (i, entry) in entries.iter().enumerate() {
+            // SAFETY: caller's promise.
+            self.verify(vpn + i, *entry, unsafe { &*((base + i * PAGE_SIZE) as *const Page) });
         }
     }
 

@@ -1,18 +1,18 @@
-//! Work in pieces that its owner and one helper do together, each from its end, without a lock.
+//! Work in pieces that its owner and helpers do together, each from its end, without a lock.
 //!
 //! ```text
 //!   piece   0   1   2   3   4   5   6   7   8   9
-//!         helper: first() -->     ...     <-- last(): owner
+//!        helpers: first() -->     ...     <-- last(): owner
 //! ```
 //! The owner posts the work and goes on with something else. When it wants the result, it does what is left, from the
-//! end on, and then waits for the piece, if any, that the helper is at. If the helper never came, the owner has lost
-//! nothing. So a helper without a CPU is never waited for, unless it lost its CPU within a piece.
+//! end on, and then waits for the pieces, if any, that helpers are at. If no helper came, the owner has lost nothing.
+//! So a helper without a CPU is never waited for, unless it lost its CPU within a piece.
 //!
 //! What is to be done, and what came of it, stands beside this, in the owner's records: the owner writes them before
-//! [`Split::post`] and reads them once the work is over; the helper reads and writes those of its piece, between
+//! [`Split::post`] and reads them once the work is over; a helper reads and writes those of its piece, between
 //! [`Split::first`] and [`Split::finish`], never before: what it may have looked at then can be long over.
 //!
-//! No locks. Used by `farpage run` to decompress windows in advance.
+//! No locks. Used by `farpage run`, to decompress windows in advance and to load what several threads wait for.
 
 #[cfg(all(test, loom))]
 mod loom_tests;
@@ -21,7 +21,7 @@ mod tests;
 
 use crate::sync::{AtomicU32, Ordering};
 
-/// In `done`: the owner sleeps until the helper's last piece is.
+/// In `done`: the owner sleeps until the helpers' last piece is.
 const WAITS: u32 = 1 << 31;
 
 /// See the module documentation.
@@ -29,7 +29,7 @@ const WAITS: u32 = 1 << 31;
 pub struct Split {
     /// First and end of the pieces that no thread has taken (16 bits each).
     left: AtomicU32,
-    /// The helper's pieces that are done, and [`WAITS`].
+    /// The helpers' pieces that are done, and [`WAITS`].
     done: AtomicU32,
 }
 
@@ -66,7 +66,7 @@ impl Split {
         !Left(self.left.load(Ordering::Relaxed)).is_empty()
     }
 
-    /// The helper takes the next piece.
+    /// A helper takes the next piece.
     pub fn first(&self) -> Option<u32> {
         self.take(|left| (left.first(), Left::new(left.first() + 1, left.end())))
     }
@@ -82,18 +82,18 @@ impl Split {
         all.unwrap_or(0)
     }
 
-    /// The helper's piece is done. Whether it has to wake the owner, at [`Split::word`].
+    /// A helper's piece is done. Whether it has to wake the owner, at [`Split::word`].
     #[must_use = "the owner may sleep"]
     pub fn finish(&self) -> bool {
         self.done.fetch_add(1, Ordering::AcqRel) & WAITS != 0
     }
 
-    /// The pieces that the helper has taken, or had.
+    /// The pieces that helpers have taken, or had.
     pub fn helped(&self) -> u32 {
         Left(self.left.load(Ordering::Relaxed)).first()
     }
 
-    /// The owner: whether nothing is left, and nothing on its way. What the helper did is visible then.
+    /// The owner: whether nothing is left, and nothing on its way. What helpers did is visible then.
     pub fn is_over(&self) -> bool {
         let left = Left(self.left.load(Ordering::Relaxed));
         left.is_empty() && self.done.load(Ordering::Acquire) & !WAITS == left.first()

@@ -96,6 +96,9 @@ controllers! {
     Decompressor, "decompressor", "0|1", 0..=1, Run,
         "a thread loads compressed windows in advance, by trial",
         "run/pager/prefetch/begin.rs";
+    Helpers, "helpers", "threads", 0..=4, Run,
+        "threads that load pages beside the pager while several wait, by trial",
+        "run/pager/lot.rs";
     Protect, "protect", "0|1", 0..=1, Region,
         "pages come in write-protected, while fewer than one in nine is written",
         "region/write_protect_policy.rs";

@@ -66,8 +66,9 @@ pub fn wake_all(word: &AtomicU32) -> usize {
     wake(word, i32::MAX)
 }
 
-/// The kernel takes the count as a signed number and stops after the first waiter if it is negative.
-fn wake(word: &AtomicU32, n: i32) -> usize {
+/// Wakes up to `n` waiters of `word`; how many there were. (The kernel takes the count as a signed number and stops
+/// after the first waiter if it is negative.)
+pub fn wake(word: &AtomicU32, n: i32) -> usize {
     // SAFETY: FUTEX_WAKE uses the address only as a key; it cannot fail for a live aligned word.
     unsafe { syscall(nr::FUTEX, [word.as_ptr() as usize, WAKE, n as usize, 0, 0, 0]) }.unwrap_or(0)
 }

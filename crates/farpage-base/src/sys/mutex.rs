@@ -5,45 +5,71 @@
 //! whole at every moment (its holder was reading, or changing a counter).
 //!
 //! Three states and a futex, as in Drepper, *Futexes are tricky* (2011), mutex 3.
+//!
+//! A lock that all faults take is `COMMON`: for how long such locks are held can be measured ([`measure_common`]). What
+//! is done under them is done by one thread at a time, however many CPUs there are.
 
 use super::futex;
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use std::time::Instant;
 
 const FREE: u32 = 0;
 const HELD: u32 = 1;
 /// Held, and a thread may wait.
 const WANTED: u32 = 2;
 
+static MEASURED: AtomicBool = AtomicBool::new(false);
+static HELD_NS: AtomicU64 = AtomicU64::new(0);
+
+/// From now on it is measured for how long this process's common locks are held.
+pub fn measure_common() {
+    MEASURED.store(true, Relaxed);
+}
+
+/// For how long they were held, nanoseconds: the sum of all locks and threads.
+pub fn held_ns() -> u64 {
+    HELD_NS.load(Relaxed)
+}
+
 /// See the module header.
 #[derive(Debug, Default)]
-pub struct Mutex<T> {
+pub struct Mutex<T, const COMMON: bool = false> {
     state: AtomicU32,
     value: UnsafeCell<T>,
 }
 
 // SAFETY: only the holder of the lock reaches the value.
-unsafe impl<T: Send> Sync for Mutex<T> {}
+unsafe impl<T: Send, const COMMON: bool> Sync for Mutex<T, COMMON> {}
 
 impl<T> Mutex<T> {
     /// A free lock around `value`.
     pub const fn new(value: T) -> Mutex<T> {
         Mutex { state: AtomicU32::new(FREE), value: UnsafeCell::new(value) }
     }
+}
 
+impl<T> Mutex<T, true> {
+    /// The same, one that all faults take.
+    pub const fn common(value: T) -> Mutex<T, true> {
+        Mutex { state: AtomicU32::new(FREE), value: UnsafeCell::new(value) }
+    }
+}
+
+impl<T, const COMMON: bool> Mutex<T, COMMON> {
     /// Waits until the lock is free, and takes it.
-    pub fn lock(&self) -> Guard<'_, T> {
+    pub fn lock(&self) -> Guard<'_, T, COMMON> {
         if self.state.compare_exchange(FREE, HELD, Acquire, Relaxed).is_err() {
             self.wait();
         }
-        Guard(self)
+        Guard::new(self)
     }
 
     /// Takes the lock if it is free.
-    pub fn try_lock(&self) -> Option<Guard<'_, T>> {
-        self.state.compare_exchange(FREE, HELD, Acquire, Relaxed).ok().map(|_| Guard(self))
+    pub fn try_lock(&self) -> Option<Guard<'_, T, COMMON>> {
+        self.state.compare_exchange(FREE, HELD, Acquire, Relaxed).ok().map(|_| Guard::new(self))
     }
 
     #[cold]
@@ -71,27 +97,42 @@ impl<T> Mutex<T> {
 
 /// The lock is held as long as this lives.
 #[derive(Debug)]
-pub struct Guard<'a, T>(&'a Mutex<T>);
+pub struct Guard<'a, T, const COMMON: bool = false> {
+    mutex: &'a Mutex<T, COMMON>,
+    since: Option<Instant>,
+}
 
-impl<T> Deref for Guard<'_, T> {
+impl<'a, T, const COMMON: bool> Guard<'a, T, COMMON> {
+    #[inline]
+    fn new(mutex: &'a Mutex<T, COMMON>) -> Guard<'a, T, COMMON> {
+        let since = if COMMON && MEASURED.load(Relaxed) { Some(Instant::now()) } else { None };
+        Guard { mutex, since }
+    }
+}
+
+impl<T, const COMMON: bool> Deref for Guard<'_, T, COMMON> {
     type Target = T;
     fn deref(&self) -> &T {
         // SAFETY: the lock is held, so there is no other reference.
-        unsafe { &*self.0.value.get() }
+        unsafe { &*self.mutex.value.get() }
     }
 }
 
-impl<T> DerefMut for Guard<'_, T> {
+impl<T, const COMMON: bool> DerefMut for Guard<'_, T, COMMON> {
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: the lock is held, so there is no other reference.
-        unsafe { &mut *self.0.value.get() }
+        unsafe { &mut *self.mutex.value.get() }
     }
 }
 
-impl<T> Drop for Guard<'_, T> {
+impl<T, const COMMON: bool> Drop for Guard<'_, T, COMMON> {
     fn drop(&mut self) {
-        if self.0.state.swap(FREE, Release) == WANTED {
-            futex::wake_one(&self.0.state);
+        let since = self.since;
+        if self.mutex.state.swap(FREE, Release) == WANTED {
+            futex::wake_one(&self.mutex.state);
+        }
+        if let Some(since) = since {
+            HELD_NS.fetch_add(since.elapsed().as_nanos() as u64, Relaxed);
         }
     }
 }
@@ -120,6 +161,29 @@ mod tests {
         drop(guard);
         other.join().unwrap();
         assert_eq!(*TURN.lock(), 1);
+    }
+
+    #[test]
+    fn it_is_measured_for_how_long_common_locks_are_held_and_others_are_not() {
+        let (common, other) = (Mutex::common(0), Mutex::new(0));
+        let held = |hold: &dyn Fn()| {
+            let before = held_ns();
+            hold();
+            held_ns() - before
+        };
+        let pause = || std::thread::sleep(std::time::Duration::from_millis(2));
+        let hold_common = || {
+            let _guard = common.lock();
+            pause();
+        };
+        assert_eq!(held(&hold_common), 0, "it is not asked for");
+        measure_common();
+        assert!(held(&hold_common) >= 2_000_000);
+        let hold_other = || {
+            let _guard = other.lock();
+            pause();
+        };
+        assert_eq!(held(&hold_other), 0);
     }
 
     #[test]

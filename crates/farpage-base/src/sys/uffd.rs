@@ -145,7 +145,7 @@ impl Message {
 }
 
 /// Messages read at once.
-pub const MESSAGES_MAX: usize = 16;
+pub const MESSAGES_MAX: usize = 64;
 
 /// A userfaultfd that is switched on.
 #[derive(Debug)]

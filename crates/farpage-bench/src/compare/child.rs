@@ -14,6 +14,7 @@ use crate::anonymous;
 use crate::failure::{Failure, Result, why};
 use farpage::PAGE_SIZE;
 use farpage::region::{Pager, Region};
+use farpage_base::sys::mutex;
 use farpage_command::process::anonymous;
 use farpage_ipc::conf::SwapSpec;
 use rustix::mm::{MapFlags, ProtFlags, mmap};
@@ -90,6 +91,8 @@ pub struct Done {
     pub major_faults: u64,
     /// Interrupts meanwhile, of all CPUs of the machine, that have a CPU forget translations; where they are counted.
     pub shootdowns: Option<u64>,
+    /// Of regions: for how long the locks that all faults take were held, microseconds a fault.
+    pub serial_us: Option<f64>,
     /// Wrong words.
     pub wrong: u64,
     /// Of the accesses.
@@ -241,12 +244,16 @@ pub fn main(spec: &str) -> Result<ExitCode> {
     say(&Step::Ready)?;
     read_go()?;
     let stats = || regions.as_ref().and_then(|r| r.pager.stats().ok());
+    mutex::measure_common();
+    let held = mutex::held_ns();
     let (faults_before, shootdowns, before) = (stats(), shootdowns(), usage());
     let measured = bench.run(spec.workload, source)?;
     let mut done = done(measured, &before, &usage());
     done.shootdowns = shootdowns.and_then(|before| self::shootdowns()?.checked_sub(before));
     if let (Some(before), Some(after)) = (faults_before, stats()) {
         done.major_faults = after.pgmajfault - before.pgmajfault;
+        let faults = after.pgfault - before.pgfault;
+        done.serial_us = (faults > 0).then(|| (mutex::held_ns() - held) as f64 / 1e3 / faults as f64);
         done.pool = Some((after.pool_bytes, after.pool_orig_bytes));
         if std::env::var_os("FARPAGE_BENCH_VERBOSE").is_some() {
             eprintln!("{before:?}\n{after:?}");
@@ -267,6 +274,7 @@ fn done(measured: Measured, before: &libc::rusage, after: &libc::rusage) -> Done
         sys_s: seconds(after.ru_stime) - seconds(before.ru_stime),
         major_faults: (after.ru_majflt - before.ru_majflt).max(0) as u64,
         shootdowns: None,
+        serial_us: None,
         wrong: measured.wrong,
         latencies: measured.latencies,
         pool: None,

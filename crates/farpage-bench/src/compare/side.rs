@@ -31,7 +31,8 @@ pub struct Sample {
     pub pool_ratio: f64,
     /// Largest resident anonymous memory seen, bytes.
     pub peak_rss_anon: u64,
-    /// Of `farpage run`: CPU time of the one thread that serves all faults, microseconds a fault.
+    /// What only one thread at a time can do, microseconds a fault. Of `farpage run`: CPU time of the thread that looks
+    /// at all of them; of regions: under locks that all take.
     pub serial_us: Option<f64>,
 }
 
@@ -168,6 +169,7 @@ fn talk(running: &mut Running, pager: &Pager<'_>) -> Result<Sample> {
                         sample.pool_ratio = stored as f64 / pool.max(1) as f64;
                     }
                 }
+                sample.serial_us = done.serial_us;
                 sample.done = *done;
                 // Faults that farpage serves are no faults to the kernel's count.
                 if let (Some(before), Some(after)) = (&before, &after) {

@@ -1,4 +1,4 @@
-//! On which CPUs pager, writer and decompressor run, and whether the pager should wait for the next fault without
+//! On which CPUs pager, writer and the first helper run, and whether the pager should wait for the next fault without
 //! sleeping. Called by the pager only; no lock.
 //!
 //! What costs in a virtual machine is an interrupt from one CPU to another, 10 us and more: to wake a thread there,
@@ -7,7 +7,7 @@
 //! ways:
 //!
 //! * *Spread*: the same. The writer uses the CPU of the thread that waits.
-//! * *Colocated*: the writer has the pager's CPU, and so has the decompressor, which works while the thread does: on
+//! * *Colocated*: the writer has the pager's CPU, and so has the helper, which works while the thread does: on
 //!   the thread's, it would be interrupted for what the pager moves. The thread sleeps while its fault is served, so
 //!   that is when pages are moved out ([`crate::pager::reclaim`]); the writer would be the only other thread that
 //!   runs, and would be interrupted and waited for at every page. The thread that is woken is put on an idle CPU, so on
@@ -41,7 +41,7 @@ pub struct CpuAffinity {
     looked: Instant,
     /// The CPU the pager was put on.
     pager: Option<usize>,
-    /// The CPUs that writer and decompressor were put on; `None`: any.
+    /// The CPUs that writer and helper were put on; `None`: any.
     others: [Option<usize>; 2],
     last: Last,
     trial: Trial,
@@ -93,7 +93,7 @@ impl CpuAffinity {
     }
 
     /// A fault of thread `tid` was read by the calling pager, which has placed `pages` pages so far: decides every few
-    /// milliseconds where it and `others` run: the writer and the decompressor, 0 where there is none yet.
+    /// milliseconds where it and `others` run: the writer and the first helper, 0 where there is none yet.
     pub fn sample(&mut self, controls: &Controls, tid: u32, others: [u32; 2], pages: u64, now: Instant) {
         if now - self.looked < LOOK_EVERY {
             return;

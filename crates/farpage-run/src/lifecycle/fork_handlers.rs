@@ -208,7 +208,7 @@ pub fn child_of(forker: usize) {
     e.wakeups.writer.store(0, SeqCst);
     e.wakeups.monitor_rests.store(false, SeqCst);
     e.discovery.notes.fork_child();
-    e.decompressor.fork_child();
+    e.helpers.fork_child();
     e.following.fork_child();
     f.standby.forget();
     e.stage.active.store(false, SeqCst);

@@ -100,8 +100,9 @@ fn next_pause(pause: Duration, news: bool) -> Duration {
 
 /// CPU time of the program's threads, between these two.
 fn program_time(e: &Engine) -> Option<[Duration; 2]> {
-    let tids = [&e.wakeups.pager_tid, &e.wakeups.writer_tid].map(|tid| tid.load(Relaxed));
-    cpu::time_without(&[tids[0], tids[1], e.decompressor.tid()])
+    let [pager, writer] = [&e.wakeups.pager_tid, &e.wakeups.writer_tid].map(|tid| tid.load(Relaxed));
+    let [a, b, c, d] = e.helpers.tids();
+    cpu::time_without(&[pager, writer, a, b, c, d])
 }
 
 #[cfg(test)]

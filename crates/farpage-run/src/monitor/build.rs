@@ -128,7 +128,7 @@ pub(crate) fn build(plan: &'static StartPlan) -> Result<&'static Engine, StartEr
             started: AtomicUsize::new(0),
         },
         discard_area: Mutex::new(None),
-        decompressor: Board::default(),
+        helpers: Board::default(),
         wakeups: Wakeups { kick_fd: AtomicI32::new(-1), ..Wakeups::default() },
         following: Following::default(),
         fork: Fork::default(),

@@ -13,7 +13,7 @@
 use crate::budget::park::DETACH;
 use crate::monitor::member::Membership;
 use crate::shared::charge::UNLIMITED;
-use crate::shared::stacks::{DECOMPRESSOR, MONITOR, PAGER, WRITER};
+use crate::shared::stacks::{MONITOR, PAGER, STACKS};
 use crate::shared::state::Engine;
 use farpage_base::mem::lock::lock;
 use farpage_base::sys::futex;
@@ -71,10 +71,10 @@ pub(super) fn end(e: &'static Engine, member: &mut Membership) -> ! {
     e.kick_pager();
     e.stage.active.store(false, SeqCst);
     e.wake_writer();
-    e.decompressor.wake();
+    e.helpers.wake_all();
     // The writer may stand at its gate, because a fork waits for this thread.
     e.fork.gates.ring();
-    for done in [PAGER, WRITER, DECOMPRESSOR].map(|index| &e.following.done[index]) {
+    for done in &e.following.done[PAGER..STACKS] {
         loop {
             match done.load(SeqCst) {
                 0 => break,

@@ -63,7 +63,7 @@ impl Cx {
                     self.forget(vpn.addr(), (vpn + 1).addr(), false);
                     Step::Here(1)
                 }
-                Some(Outcome::Later) | None => Step::Later,
+                Some(Outcome::Later | Outcome::InLot) | None => Step::Later,
             },
             State::Swapped(_) => self.load_some(vpn, end),
         }

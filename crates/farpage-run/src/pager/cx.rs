@@ -3,6 +3,7 @@
 //! Callers: the files of this folder and [`crate::fork`], on the pager's thread. No locks but that of the lists.
 
 use crate::pager::changes::Changes;
+use crate::pager::lot::Lot;
 use crate::pager::prefetch::windows::Prefetch;
 use crate::pager::readahead::Readahead;
 use crate::pager::trace::Recorder;
@@ -43,6 +44,8 @@ pub enum Outcome {
     Dropped,
     /// To be tried again: an event is pending, or there is no frame.
     Later,
+    /// Its page comes in with those of other faults ([`crate::pager::lot`]).
+    InLot,
 }
 
 /// A fault that waits to be served.
@@ -71,14 +74,16 @@ pub(crate) struct Cx {
     pub(crate) filled: u64,
     /// Pages that the fault that is being served may have although there is no room.
     pub(crate) granted: usize,
-    /// The page of the fault that is being served.
-    pub(crate) serving: Vpn,
+    /// The fault that is being served.
+    pub(crate) serving: Option<Fault>,
     /// Ranges (bytes) in which a copy found guards ([`crate::pager::marks`]).
     pub(crate) guards: Vec<(usize, usize)>,
     /// What pages are loaded into on their way to the program.
     pub(crate) scratch: Box<Scratch>,
     /// Faults to be tried (again).
     pub(crate) waiting: Vec<Fault>,
+    /// Those that are served together.
+    pub(crate) lot: Lot,
     /// Changes of mappings that were read.
     pub(crate) changes: Changes,
     /// Entries on their way to [`Engine::free_later`]; empty in between.

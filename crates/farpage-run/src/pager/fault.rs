@@ -23,7 +23,7 @@ impl Pager {
     /// Serves one fault.
     pub(crate) fn serve(&mut self, fault: Fault) -> Outcome {
         let vpn = Vpn::of(fault.addr);
-        self.cx.serving = vpn;
+        self.cx.serving = Some(fault);
         self.cx.readahead.fault_of(fault.tid);
         let zeros = self.first_touch.wants();
         self.reclaim.reserve(&mut self.cx, &mut self.adoption, vpn, zeros);
@@ -32,7 +32,10 @@ impl Pager {
         if let (Some(trace), Outcome::Served) = (&mut self.cx.trace, outcome) {
             trace.note(vpn, fault.write);
         }
-        let kind = if let Outcome::Served = outcome { EventKind::Fault } else { EventKind::Later };
+        let kind = match outcome {
+            Outcome::Served | Outcome::InLot => EventKind::Fault,
+            _ => EventKind::Later,
+        };
         self.cx.e.stat.events.note(kind, vpn.number(), 1);
         outcome
     }

@@ -175,7 +175,7 @@ impl Cx {
         // and spares only that it is compressed again.
         let may_cost = entries.len() > 1;
         for (kept, entry) in kept.iter_mut().zip(entries) {
-            *kept = (e.slots.clean.keep(&e.controls) && e.space.keep(*entry, may_cost)).then_some(*entry);
+            *kept = self.keeps(*entry, may_cost).then_some(*entry);
         }
         // One lot for all: what is read in one go stays or leaves in one go.
         let nodes = |from: usize| (from..entries.len()).filter_map(|i| e.table.node(vpn + i));
@@ -200,5 +200,10 @@ impl Cx {
         }
         Stat::add(&e.stat.pswpin, entries.len() as u64);
         e.stat.events.note(EventKind::Load, vpn.number(), entries.len());
+    }
+
+    /// Whether the slot of a page that has come in stays, as a clean copy; `may_cost`: also one that takes memory.
+    pub(crate) fn keeps(&self, entry: Entry, may_cost: bool) -> bool {
+        self.e.slots.clean.keep(&self.e.controls) && self.e.space.keep(entry, may_cost)
     }
 }

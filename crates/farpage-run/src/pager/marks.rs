@@ -31,7 +31,7 @@ impl Cx {
         }
         let n = match self.e.memory.guarding.load(SeqCst) {
             0 => n,
-            _ if vpn == self.serving => 1,
+            _ if self.serving.is_some_and(|fault| Vpn::of(fault.addr) == vpn) => 1,
             _ => return Err(UffdError::Retry),
         };
         let mut end = vpn + n;

@@ -35,11 +35,12 @@ impl Pager {
             self.cx.e.discovery.recent.caught_up();
             return 0;
         }
+        self.read_all = n < most;
         // Where several threads have faults, there mostly is another by then.
         self.drained = n < most && !self.cx.prefetch.concurrency.is_there();
         let since = Instant::now();
         if let Message::Fault { tid, .. } = batch[0] {
-            let others = [self.cx.e.wakeups.writer_tid.load(Ordering::Relaxed), self.cx.e.decompressor.tid()];
+            let others = [self.cx.e.wakeups.writer_tid.load(Ordering::Relaxed), self.cx.e.helpers.tids()[0]];
             self.pace.fault(self.cx.e, tid, others, self.cx.filled, since);
         }
         self.pace.stay_awake(self.cx.e, n, since);
@@ -86,6 +87,7 @@ impl Pager {
         let mut i = 0;
         let held = !self.cx.waiting.is_empty() && share::is_held();
         let mut longest = Duration::ZERO;
+        self.cx.open_lot();
         while i < self.cx.waiting.len() {
             let fault = self.cx.waiting[i];
             if held && fault.since.elapsed() < LATE {
@@ -95,20 +97,23 @@ impl Pager {
             match self.serve(fault) {
                 Outcome::Served => {
                     self.cx.waiting.swap_remove(i);
-                    let time = fault.since.elapsed();
-                    longest = longest.max(time);
-                    self.cx.e.stat.record_fault(time.as_nanos() as u64);
-                    Stat::add(&self.cx.e.stat.pgfault, 1);
+                    longest = longest.max(self.note_served(fault));
                 }
                 Outcome::Dropped => {
                     self.cx.waiting.swap_remove(i);
                 }
-                Outcome::Later => {
-                    let now = watched_ms();
-                    let waits = now - *self.cx.waiting[i].put_off_ms.get_or_insert(now);
-                    if !self.reported && waits > LONG.as_millis() as i64 {
-                        self.report(fault);
+                Outcome::InLot => {
+                    self.cx.waiting.swap_remove(i);
+                    if self.cx.lot.is_full() {
+                        longest = longest.max(self.serve_lot());
+                        if self.cx.changing() {
+                            break;
+                        }
+                        self.cx.open_lot();
                     }
+                }
+                Outcome::Later => {
+                    self.cx.waiting[i] = self.put_off(fault);
                     // The kernel refuses all others, too, until that is read: a thousand would be tried in vain.
                     if self.cx.changing() {
                         break;
@@ -117,9 +122,29 @@ impl Pager {
                 }
             }
         }
+        longest = longest.max(self.serve_lot());
+        self.cx.wait_on();
         if longest > Duration::ZERO {
             tree::note_waited(longest);
         }
+    }
+
+    /// A fault has been served; how long it has waited.
+    pub(crate) fn note_served(&self, fault: Fault) -> Duration {
+        let time = fault.since.elapsed();
+        self.cx.e.stat.record_fault(time.as_nanos() as u64);
+        Stat::add(&self.cx.e.stat.pgfault, 1);
+        time
+    }
+
+    /// A fault that could not be served now: what it is from now on.
+    pub(crate) fn put_off(&mut self, mut fault: Fault) -> Fault {
+        let now = watched_ms();
+        let waits = now - *fault.put_off_ms.get_or_insert(now);
+        if !self.reported && waits > LONG.as_millis() as i64 {
+            self.report(fault);
+        }
+        fault
     }
 
     /// A thread must never hang in silence. Once: a thousand may wait.

@@ -17,6 +17,7 @@ mod fault_threads;
 pub(crate) mod fill;
 pub(crate) mod first_touch;
 mod let_go;
+pub(crate) mod lot;
 pub mod marks;
 mod messages;
 mod move_out;

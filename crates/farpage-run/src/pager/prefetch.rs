@@ -20,9 +20,9 @@
 //!
 //! What fails to be read is dropped. If it is wanted it is read again, waited for, and then an error is one.
 //!
-//! *Compressed pages* are read in advance by a thread ([`crate::threads::decompressor`]), if that brings in more pages
+//! *Compressed pages* are read in advance by a thread ([`crate::threads::helper`]), if that brings in more pages
 //! a second than to do without, which is tried ([`crate::cpus::ab_trial::Trial`]): it takes an idle CPU, and, while the
-//! decompressor runs, what is moved from one place to another costs an interrupt of the decompressor's CPU.
+//! helper runs, what is moved from one place to another costs an interrupt of its CPU.
 //!
 //! Caller: `swap_in`, `reclaim`, `fork::pause`, the pager's loop; all on its thread. Locks: those of `frame` and the
 //! devices.

@@ -9,6 +9,7 @@ use crate::pager::changes::Changes;
 use crate::pager::cx::Cx;
 use crate::pager::fault_threads::FaultThreads;
 use crate::pager::first_touch::FirstTouch;
+use crate::pager::lot::Lot;
 use crate::pager::pace::Pace;
 use crate::pager::prefetch::windows::Prefetch;
 use crate::pager::readahead::Readahead;
@@ -26,7 +27,6 @@ use crate::shared::state::Engine;
 use crate::shared::uffd_device;
 use crate::threads::writer;
 use farpage_base::mem::lock::lock;
-use farpage_base::mem::units::Vpn;
 use farpage_base::sys::message::warn;
 use farpage_base::sys::proc::Proc;
 use farpage_base::sys::raw::{Errno, ErrnoText};
@@ -143,11 +143,12 @@ pub(crate) fn make_pager(
             kick,
             filled: 0,
             granted: 0,
-            serving: Vpn::default(),
+            serving: None,
             guards: Vec::new(),
             // SAFETY: zero bytes are a valid array of bytes. (It is too large for the stack.)
             scratch: unsafe { Box::new_zeroed().assume_init() },
             waiting: Vec::with_capacity(1024),
+            lot: Lot::default(),
             changes: Changes { order: Order::default(), grace_period: GracePeriod::new(proc), forks },
             pending_frees: Vec::new(),
             readahead: Readahead::new(readahead, e.conf.ram),
@@ -161,6 +162,7 @@ pub(crate) fn make_pager(
         pace: Pace::new(e, proc),
         fault_threads: FaultThreads::default(),
         drained: false,
+        read_all: false,
         reported: false,
     }))
 }

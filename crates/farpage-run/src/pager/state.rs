@@ -28,6 +28,8 @@ pub struct Pager {
     pub(crate) fault_threads: FaultThreads,
     /// Messages were read, and there were no more.
     pub(crate) drained: bool,
+    /// The same, also where there mostly is another by now.
+    pub(crate) read_all: bool,
     /// A fault that waited for long was told of.
     pub(crate) reported: bool,
 }

@@ -96,6 +96,11 @@ impl Cx {
             };
             return self.swap_in_each(mapping, &list, window, true);
         }
+        if end - start == 1
+            && let Some(outcome) = self.put_into_lot(vpn, entry, mapping)
+        {
+            return outcome;
+        }
         let mut outcome = Outcome::Later;
         let (mut ahead, mut reached) = (0, end);
         // The page that is waited for first, then the rest of the window.

@@ -24,7 +24,7 @@ impl Pager {
         }
         if self.cx.e.is_behind(PAGER) {
             self.cx.e.keep_up(PAGER);
-            self.cx.e.decompressor.wake();
+            self.cx.e.helpers.wake_all();
         }
         let news = self.adoption.has_news(&self.cx);
         let put_off = news && self.adoption.puts_off_news(&mut self.cx);

@@ -16,7 +16,7 @@ use rustix::mm::{MprotectFlags, mprotect};
 
 /// See the module documentation. The methods are those of [`Uffd`], where they are explained, unless they say
 /// something.
-pub(crate) trait AddressSpace: Send {
+pub(crate) trait AddressSpace: Send + Sync {
     /// Registers `[start, start + len)` for missing pages.
     fn register(&self, start: usize, len: usize) -> Result<(), UffdError>;
 

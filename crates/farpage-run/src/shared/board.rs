@@ -1,34 +1,49 @@
-//! Compressed windows, read in advance by another thread.
+//! Pages that are loaded by other threads than the pager: the helpers.
 //!
-//! A read from a file goes on while the pager does something else; compressed pages a thread has to decompress. That is
-//! the decompressor's work: the pager posts a window ([`Board::post`]), serves faults, and takes what the decompressor
-//! has not come to when it wants the window ([`Board::take_over`]). So a decompressor that gets no CPU costs a wake-up
-//! and nothing else. Whether it pays is tried ([`crate::cpus::ab_trial`]).
+//! *Windows.* A read from a file goes on while the pager does something else; compressed pages a thread has to
+//! decompress. The pager posts a window ([`Board::post`]), serves faults, and takes what no helper has come to when it
+//! wants the window ([`Board::take_over`]). The pages wait in frames.
 //!
-//! The decompressor touches frames of posted windows and the devices. It allocates nothing and takes no lock but the
-//! devices', and these only while it has a page of a window: when none is left, the process may be copied.
+//! *A lot of faults.* Several threads wait, each for one page. The pager posts all of these pages and loads them
+//! together with the helpers ([`Board::load_lot`]); who has loaded a page copies it into the program. The pager does
+//! nothing else until all are done. So no message is read, no word is changed and no page is moved while a helper copies:
+//! what the pager saw before still holds, and the kernel refuses a copy if there is a change that is not read yet.
 //!
-//! The thread is in [`crate::threads::decompressor`].
+//! A helper that gets no CPU costs a wake-up and nothing else. Whether helpers pay is tried ([`crate::cpus::ab_trial`]).
+//! They touch the frames and places of what is posted, and the devices. They allocate nothing and take no lock but the
+//! devices', and these only while they have a page: when none is left, the process may be copied.
 //!
-//! Callers: `prefetch`, on the pager's thread; in a forked child `fork`. No lock of its own ([`farpage_swap::split`]).
+//! The threads are in [`crate::threads::helper`].
+//!
+//! Callers: `prefetch` and `lot`, on the pager's thread; in a forked child `fork`. No lock of its own
+//! ([`farpage_swap::split`]).
 
-use farpage_base::mem::frame::Frames;
-use farpage_base::mem::units::FrameNo;
+use crate::shared::address_space::AddressSpace;
+use crate::shared::stacks::HELPERS_MAX;
+use farpage_base::mem::units::{Page, Vpn};
 use farpage_base::sys::futex;
 use farpage_device::{Entry, SwapSpace};
+use farpage_swap::PAGE_SIZE;
 use farpage_swap::readahead::READAHEAD_MAX;
 use farpage_swap::split::Split;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize};
 
 /// Windows posted at the same time.
-const JOBS: usize = 4;
+const WINDOWS: usize = 4;
+/// Pages of a job.
+pub(crate) const JOB_MAX: usize = READAHEAD_MAX as usize;
+/// Pages of a lot for which a helper is woken: that costs as much as to load and place one or two.
+const PAGES_A_WAKE: usize = 3;
 /// Looks at the word of a piece that is waited for, before sleeping: to decompress a page takes about 2 us.
 const LOOKS: u32 = 2000;
 
-const _: () = assert!(READAHEAD_MAX <= u32::BITS, "a bit for each page");
+const _: () = assert!(JOB_MAX <= u32::BITS as usize, "a bit for each page");
 
-/// One window.
+/// How a loaded page gets to its place; the box is the pager's.
+pub(crate) type Placer = Box<dyn AddressSpace>;
+
+/// A window, or a lot of faults.
 #[derive(Default)]
 pub(crate) struct Job {
     pub(crate) split: Split,
@@ -36,28 +51,27 @@ pub(crate) struct Job {
     used: AtomicBool,
     /// When it was posted: the oldest comes first.
     order: AtomicU32,
-    frame: AtomicU32,
-    entries: [AtomicU64; READAHEAD_MAX as usize],
-    /// A bit for each page that could not be read.
+    entries: [AtomicU64; JOB_MAX],
+    /// Where the pages go: in memory of the engine, ...
+    places: [AtomicUsize; JOB_MAX],
+    /// ... or, if there is one, by this into the program.
+    placer: AtomicPtr<Placer>,
+    /// A bit for each page that could not be read, or placed.
     failed: AtomicU32,
 }
 
-/// The thread's state.
-pub(crate) const NONE: u8 = 0;
-pub(crate) const RUNS: u8 = 1;
-/// It cannot be started, or has nothing to run on.
-pub(crate) const NEVER: u8 = 2;
-
-/// What pager and decompressor share.
+/// What pager and helpers share.
 #[derive(Default)]
 pub struct Board {
-    jobs: [Job; JOBS],
-    /// Counts posts. The decompressor sleeps here.
+    windows: [Job; WINDOWS],
+    lot: Job,
+    /// Counts posts. The helpers sleep here.
     pub(crate) posted: AtomicU32,
-    pub(crate) asleep: AtomicBool,
-    pub(crate) state: AtomicU8,
-    /// Its thread id, 0 before it runs.
-    pub(crate) tid: AtomicU32,
+    pub(crate) asleep: AtomicU32,
+    /// Their thread ids, 0 before they run.
+    pub(crate) tids: [AtomicU32; HELPERS_MAX],
+    /// They cannot be started, or have nothing to run on.
+    pub(crate) never: AtomicBool,
 }
 
 /// A posted window.
@@ -65,62 +79,74 @@ pub struct Board {
 pub(crate) struct Ticket(usize);
 
 impl Board {
-    /// For tests: the thread is not to be started.
-    #[cfg(test)]
-    pub(crate) fn never(&self) {
-        self.state.store(NEVER, Relaxed);
-    }
-
     /// In a forked child, which has no such thread. The parent's pager had taken all windows back.
     pub(crate) fn fork_child(&self) {
-        if self.state.load(Relaxed) == RUNS {
-            self.state.store(NONE, Relaxed);
-        }
-        self.tid.store(0, Relaxed);
+        self.tids.iter().for_each(|tid| tid.store(0, Relaxed));
+        self.asleep.store(0, Relaxed);
     }
 
-    /// The thread, 0 before it runs.
-    pub(crate) fn tid(&self) -> u32 {
-        self.tid.load(Relaxed)
+    /// The threads, 0 where there is none yet.
+    pub(crate) fn tids(&self) -> [u32; HELPERS_MAX] {
+        self.tids.each_ref().map(|tid| tid.load(Relaxed))
     }
 
-    /// Has these pages loaded into as many frames from `frame` on, which are the decompressor's until
+    /// Has these pages loaded into as many frames from address `to` on, which are a helper's until
     /// [`Board::take_over`] or [`Board::take_back`]. `None`: too much is posted already.
-    pub(crate) fn post(&self, entries: &[Entry], frame: FrameNo) -> Option<Ticket> {
-        let at = self.jobs.iter().position(|job| !job.used.load(Relaxed))?;
-        let job = &self.jobs[at];
-        let order = self.posted.load(Relaxed);
-        job.used.store(true, Relaxed);
-        job.order.store(order, Relaxed);
-        job.frame.store(frame.number(), Relaxed);
-        job.failed.store(0, Relaxed);
-        for (place, entry) in job.entries.iter().zip(entries) {
-            place.store(entry.raw(), Relaxed);
-        }
-        job.split.post(entries.len().min(READAHEAD_MAX as usize) as u16);
-        self.wake();
+    pub(crate) fn post(&self, entries: &[Entry], to: usize) -> Option<Ticket> {
+        let at = self.windows.iter().position(|job| !job.used.load(Relaxed))?;
+        let pages = entries.iter().enumerate().map(|(i, entry)| (*entry, to + i * PAGE_SIZE));
+        self.windows[at].post(self.posted.load(Relaxed), pages, std::ptr::null_mut());
+        self.wake(1);
         Some(Ticket(at))
     }
 
-    /// Has the thread look for what is asked of it. On the pager's thread.
-    pub(crate) fn wake(&self) {
-        self.posted.store(self.posted.load(Relaxed).wrapping_add(1), SeqCst);
-        if self.asleep.swap(false, SeqCst) {
-            futex::wake_one(&self.posted);
+    /// Loads these pages into the program, at these addresses, together with some helpers; `verify` is shown what was
+    /// loaded. No thread is woken. A bit for each page that could not be read or placed.
+    pub(crate) fn load_lot(
+        &self,
+        from: &SwapSpace,
+        pages: impl ExactSizeIterator<Item = (Entry, usize)>,
+        placer: &Placer,
+        helpers: usize,
+        verify: impl Fn(Vpn, Entry, &Page),
+    ) -> u32 {
+        let lot = &self.lot;
+        let wakes = helpers.min(pages.len() / PAGES_A_WAKE);
+        lot.post(self.posted.load(Relaxed), pages, std::ptr::from_ref(placer).cast_mut());
+        if wakes > 0 {
+            self.wake(wakes);
         }
+        while let Some(i) = lot.split.last() {
+            lot.load(from, i, &verify);
+        }
+        self.end(lot);
+        lot.failed.load(Relaxed)
+    }
+
+    /// Has `n` threads look for what is asked of them. On the pager's thread.
+    fn wake(&self, n: usize) {
+        self.posted.store(self.posted.load(Relaxed).wrapping_add(1), SeqCst);
+        if self.asleep.load(SeqCst) > 0 {
+            futex::wake(&self.posted, n as i32);
+        }
+    }
+
+    /// Has all threads look for what is asked of them. On the pager's thread, or once that has ended.
+    pub(crate) fn wake_all(&self) {
+        self.wake(HELPERS_MAX);
     }
 
     /// Whether all of a window is there.
     pub(crate) fn is_over(&self, ticket: &Ticket) -> bool {
-        self.jobs[ticket.0].split.is_over()
+        self.windows[ticket.0].split.is_over()
     }
 
     /// The pager wants a window now: it loads what is left itself. How many pages of `len` are there, from the first
     /// on.
-    pub(crate) fn take_over(&self, from: &SwapSpace, to: &Frames, ticket: Ticket, len: usize) -> usize {
-        let job = &self.jobs[ticket.0];
+    pub(crate) fn take_over(&self, from: &SwapSpace, ticket: Ticket, len: usize) -> usize {
+        let job = &self.windows[ticket.0];
         while let Some(i) = job.split.last() {
-            job.load(from, to, i);
+            job.load(from, i, |_, _, _| {});
         }
         self.end(job);
         (job.failed.load(Relaxed).trailing_zeros() as usize).min(len)
@@ -128,12 +154,12 @@ impl Board {
 
     /// A window is wanted no more: what has not been loaded is not.
     pub(crate) fn take_back(&self, ticket: Ticket) {
-        let job = &self.jobs[ticket.0];
+        let job = &self.windows[ticket.0];
         job.split.rest();
         self.end(job);
     }
 
-    /// Waits for the page that the decompressor is at. Nothing else is left.
+    /// Waits for the pages that helpers are at. Nothing else is left.
     fn end(&self, job: &Job) {
         let soon = (0..LOOKS).any(|_| {
             std::hint::spin_loop();
@@ -145,12 +171,15 @@ impl Board {
         job.used.store(false, Relaxed);
     }
 
-    /// The oldest window that has something left.
+    /// A page that is to be loaded: first those that threads wait for, then those of the oldest window.
     pub(crate) fn next(&self) -> Option<(&Job, u32)> {
+        if let Some(i) = self.lot.split.first() {
+            return Some((&self.lot, i));
+        }
         let now = self.posted.load(Acquire);
         let age = |job: &&Job| now.wrapping_sub(job.order.load(Relaxed));
         loop {
-            let job = self.jobs.iter().filter(|job| job.split.has_some()).max_by_key(age)?;
+            let job = self.windows.iter().filter(|job| job.split.has_some()).max_by_key(age)?;
             if let Some(i) = job.split.first() {
                 return Some((job, i));
             }
@@ -159,14 +188,42 @@ impl Board {
 }
 
 impl Job {
+    fn post(&self, order: u32, pages: impl ExactSizeIterator<Item = (Entry, usize)>, placer: *mut Placer) {
+        self.used.store(true, Relaxed);
+        self.order.store(order, Relaxed);
+        self.placer.store(placer, Relaxed);
+        self.failed.store(0, Relaxed);
+        let n = pages.len().min(JOB_MAX);
+        for ((entry, place), page) in self.entries.iter().zip(&self.places).zip(pages) {
+            entry.store(page.0.raw(), Relaxed);
+            place.store(page.1, Relaxed);
+        }
+        self.split.post(n as u16);
+    }
+
     /// Loads page `i`, which the caller has taken.
-    pub(crate) fn load(&self, from: &SwapSpace, to: &Frames, i: u32) {
-        let entry = Entry::from_raw(self.entries[i as usize].load(Relaxed));
-        let frame = FrameNo::new(self.frame.load(Relaxed)) + i as usize;
-        // SAFETY: the frame is the window's, each page of it is taken once, and no other thread has a reference before
-        // it is over.
-        let page = unsafe { to.page_mut(frame) };
-        if entry.is_none_or(|entry| from.load(entry, page).is_err()) {
+    pub(crate) fn load(&self, from: &SwapSpace, i: u32, verify: impl Fn(Vpn, Entry, &Page)) {
+        let place = self.places[i as usize].load(Relaxed);
+        let placer = self.placer.load(Relaxed);
+        let done = Entry::from_raw(self.entries[i as usize].load(Relaxed)).is_some_and(|entry| {
+            if placer.is_null() {
+                // SAFETY: a frame of the window, each page of which is taken once; no other thread has a reference
+                // before the job is over.
+                return from.load(entry, unsafe { &mut *(place as *mut Page) }).is_ok();
+            }
+            let mut page = [0; PAGE_SIZE];
+            if from.load(entry, &mut page).is_err() {
+                return false;
+            }
+            verify(Vpn::of(place), entry, &page);
+            // SAFETY: the pager, whose box this is, waits in `load_lot` until the job is over.
+            let placer = unsafe { &*placer };
+            // SAFETY: a registered page of the program, where no reference of the engine's points; the content is on
+            // this stack.
+            let (bytes, _) = unsafe { placer.copy_pages(place, page.as_ptr() as usize, PAGE_SIZE, true) };
+            bytes == PAGE_SIZE
+        });
+        if !done {
             self.failed.fetch_or(1 << i, Relaxed);
         }
     }

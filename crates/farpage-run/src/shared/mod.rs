@@ -8,7 +8,7 @@
 //! | `slot_pages` | the page of each slot |
 //! | `budget`, `charge` | how many pages there are and may be; what was given and is not counted yet |
 //! | `notice_ring`, `managed_cache` | what the program's threads tell the pager, and need not tell |
-//! | `board` | what is to be decompressed in advance |
+//! | `board` | what is to be loaded by other threads than the pager |
 //! | `protocol`, `gates`, `standby`, `channel`, `late_fills` | what the threads tell each other around a fork |
 //! | `following` | what of privileges engine threads hold |
 //! | `uffd_device`, `given_uffds` | where userfaultfds come from |

@@ -6,8 +6,11 @@ use farpage_base::mem::arena::Arena;
 use farpage_base::sys::thread::{STACK_BYTES, Stack};
 use farpage_swap::PAGE_SIZE;
 
-/// Stacks, by index: monitor, pager, writer, decompressor.
-pub const STACKS: usize = 4;
+/// Helpers at most.
+pub(crate) const HELPERS_MAX: usize = 4;
+
+/// Stacks, by index: monitor, pager, writer, helpers.
+pub const STACKS: usize = HELPER + HELPERS_MAX;
 
 /// Index of the monitor's stack.
 pub const MONITOR: usize = 0;
@@ -18,8 +21,8 @@ pub const PAGER: usize = 1;
 /// Index of the writer's stack.
 pub const WRITER: usize = 2;
 
-/// Index of the decompressor's stack.
-pub const DECOMPRESSOR: usize = 3;
+/// Index of the first helper's stack; the others follow.
+pub const HELPER: usize = 3;
 
 /// Bytes of an engine thread's memory.
 pub(crate) const STACK_LEN: usize = STACK_BYTES + PAGE_SIZE;

@@ -190,8 +190,8 @@ pub struct Engine {
     pub(crate) heap: &'static Heap,
     /// The userfaultfd of the discard area; also the lock of that part.
     pub(crate) discard_area: Mutex<Option<Box<dyn AddressSpace>>>,
-    /// Windows that are decompressed in advance.
-    pub decompressor: Board,
+    /// Pages that are loaded by other threads than the pager.
+    pub helpers: Board,
     /// Threads sleep and wake here.
     pub wakeups: Wakeups,
     /// What they hold.

@@ -12,7 +12,7 @@ use crate::monitor::build::{arena_sizes, build};
 use crate::pager::start::pager_for_test;
 use crate::pager::state::Pager;
 use crate::shared::state::{Engine, SwapCache};
-use crate::threads::writer;
+use crate::threads::{helper, writer};
 use fake::Fake;
 use farpage_base::mem::arena::Arena;
 use farpage_base::mem::heap::Heap;
@@ -23,6 +23,7 @@ use farpage_ipc::stat::Stat;
 use farpage_swap::PAGE_SIZE;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 /// Where the program's memory begins. Nothing is mapped there.
 const BASE: usize = 0x1000_0000_0000;
@@ -70,7 +71,8 @@ impl World {
         let conf = Conf::parse(&format!("ram:16777216;idle-poll:never;verify;quiet;{conf}")).unwrap();
         let arena = Arena::reserve(arena_sizes(conf.ram)).unwrap();
         let e = build(Box::leak(Box::new(StartPlan::for_test(conf, heap, arena)))).unwrap();
-        e.decompressor.never();
+        // Where there are to be helpers, the test has made them ([`with_helpers`]).
+        e.helpers.never.store(true, Relaxed);
         let kernel = Fake::new(seed, refuse, e.arena);
         let pager = pager_for_test(e, Box::new(kernel.clone()), Box::new(kernel.clone()));
         let at: Vec<usize> = (0..MAPPINGS).map(|i| BASE + i * APART * PAGE_SIZE).collect();
@@ -305,16 +307,39 @@ fn seeds(default: std::ops::Range<u64>) -> Vec<u64> {
 fn run(conf: &str, refuse: u64, steps: usize, seeds: Vec<u64>) {
     for seed in seeds {
         println!("seed {seed}");
-        let mut world = World::new(seed, conf, refuse);
-        for _ in 0..steps {
-            world.step();
-            assert!(world.over() <= 0, "{} pages above the budget", world.over());
-        }
-        world.check_all();
-        world.check_slots();
-        let stat: &Stat = world.e.stat;
-        assert!(stat.pswpin.load(Relaxed) > 100 && stat.pgsteal_anon.load(Relaxed) > 100, "nothing was swapped");
+        run_world(&mut World::new(seed, conf, refuse), steps);
     }
+}
+
+fn run_world(world: &mut World, steps: usize) {
+    for _ in 0..steps {
+        world.step();
+        assert!(world.over() <= 0, "{} pages above the budget", world.over());
+    }
+    world.check_all();
+    world.check_slots();
+    let stat: &Stat = world.e.stat;
+    assert!(stat.pswpin.load(Relaxed) > 100 && stat.pgsteal_anon.load(Relaxed) > 100, "nothing was swapped");
+}
+
+/// Runs this while two threads load pages beside the pager; how many they loaded.
+fn with_helpers(e: &'static Engine, f: impl FnOnce()) -> u64 {
+    let (over, helped) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|threads| {
+        for tid in &e.helpers.tids[..2] {
+            threads.spawn(|| {
+                while !over.load(Relaxed) {
+                    helped.fetch_add(helper::help(e), Relaxed);
+                    std::thread::yield_now();
+                }
+            });
+            tid.store(u32::MAX, Relaxed);
+        }
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(f));
+        over.store(true, Relaxed);
+        result.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    });
+    helped.into_inner()
 }
 
 #[test]
@@ -331,6 +356,16 @@ fn so_it_is_while_the_kernel_refuses_now_and_then() {
 fn so_it_is_with_a_file_that_fails_now_and_then() {
     let dir = tempfile::tempdir().unwrap();
     run(&format!("swap:zram;swap:file:{},fault=3", dir.path().display()), 50, 300, seeds(21..23));
+}
+
+#[test]
+fn so_it_is_while_faults_of_several_threads_are_served_with_helpers() {
+    for seed in seeds(41..45) {
+        println!("seed {seed}, by which the threads are not bound");
+        let mut world = World::new(seed, "swap:zram;tune:helpers=2", [0, 5, 20, 50][seed as usize % 4]);
+        let helped = with_helpers(world.e, || run_world(&mut world, 400));
+        assert!(helped > 0, "the pager has loaded all pages itself");
+    }
 }
 
 #[test]

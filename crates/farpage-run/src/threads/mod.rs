@@ -1,4 +1,4 @@
-//! The loops of the engine's threads that store and decompress pages.
+//! The loops of the engine's threads that store pages, and that load them beside the pager.
 
-pub(crate) mod decompressor;
+pub(crate) mod helper;
 pub(crate) mod writer;

@@ -67,6 +67,54 @@ fn each_piece_is_done_once_and_seen_by_the_owner() {
     });
 }
 
+/// The same with two helpers, each of which may be late for the second post.
+#[test]
+fn so_it_is_with_two_helpers() {
+    loom::model(|| {
+        let work = Arc::new(Work::default());
+        let helpers = [1, 1].map(|looks| {
+            let other = work.clone();
+            thread::spawn(move || other.helps(looks))
+        });
+        for round in 1..3 {
+            work.post(round);
+            while let Some(piece) = work.split.last() {
+                work.does(piece);
+            }
+            work.wait();
+            for (piece, output) in work.output.iter().enumerate() {
+                assert_eq!(output.load(Ordering::Relaxed), round * 10 + piece as u32 + 1);
+            }
+        }
+        helpers.into_iter().for_each(|helper| helper.join().unwrap());
+    });
+}
+
+/// A sleeping owner is woken by the last piece of two helpers, whichever that is.
+#[test]
+fn a_sleeping_owner_is_woken_by_the_last_of_two_helpers() {
+    loom::model(|| {
+        let work = Arc::new(Work::default());
+        work.post(1);
+        let helpers = [(); 2].map(|()| {
+            let other = work.clone();
+            thread::spawn(move || {
+                other.split.first().is_some_and(|piece| {
+                    other.does(piece);
+                    other.split.finish()
+                })
+            })
+        });
+        work.split.rest();
+        // What the word was when it began to sleep, if it had to.
+        let seen = work.split.must_wait();
+        let sleeps = seen.is_some_and(|seen| work.split.word().load(Ordering::Acquire) == seen);
+        let woken = helpers.map(|helper| helper.join().unwrap());
+        assert!(!sleeps || woken.contains(&true));
+        assert!(work.split.is_over());
+    });
+}
+
 /// What the owner does not want any more is not done, and what the helper is at is waited for.
 #[test]
 fn after_rest_nothing_of_the_work_is_touched() {

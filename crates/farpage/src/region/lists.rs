@@ -12,12 +12,12 @@
 
 use super::space::Space;
 use super::word::{PageState, Seen};
+use farpage_base::sys::mutex::{Guard, Mutex};
 use farpage_swap::lru::List;
 use farpage_swap::pool_share::Distances;
 use farpage_swap::workingset::{Ages, Pages, Rank, Shadow, WorkingSet};
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Probation's share where a sweep has to come by before a page can leave: sweeps are as rare as probation is long, and
 /// each costs a fault for every page in use that is written.
@@ -26,7 +26,7 @@ const SWEPT_PROBATION: u32 = 4;
 /// The lists, their lock, and what is known without it.
 #[derive(Debug)]
 pub struct PageLists {
-    lists: Mutex<Lists>,
+    lists: Mutex<Lists, true>,
     lengths: Lengths,
 }
 
@@ -51,7 +51,7 @@ struct Lengths {
 
 /// The right to change the lists.
 pub struct ListsGuard<'a> {
-    lists: MutexGuard<'a, Lists>,
+    lists: Guard<'a, Lists, true>,
     lengths: &'a Lengths,
 }
 
@@ -77,7 +77,7 @@ impl PageLists {
             #[cfg(test)]
             locked: 0,
         };
-        PageLists { lists: Mutex::new(lists), lengths: Lengths::default() }
+        PageLists { lists: Mutex::common(lists), lengths: Lengths::default() }
     }
 
     /// Pages that the caller has busy came in together. `back`: what those left with that had left. `read`: that of one
@@ -107,8 +107,7 @@ impl PageLists {
 
     /// Waits until the lock is free and takes it.
     pub fn lock(&self) -> ListsGuard<'_> {
-        let lists = self.lists.lock().unwrap_or_else(PoisonError::into_inner);
-        ListsGuard { lists, lengths: &self.lengths }
+        ListsGuard { lists: self.lists.lock(), lengths: &self.lengths }
     }
 
     /// What tells how long a page was away. For the thread that has it busy: the page's shadow is not younger.

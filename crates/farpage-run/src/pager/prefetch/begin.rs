@@ -5,7 +5,7 @@
 use super::windows::{ALL_MAX, Asked, COMPRESSED_DEPTH, EPOCH, PrefetchWindow, TRY_OFTEN, WINDOW_MIN, WINDOWS_MAX};
 use crate::cpus::ab_trial::Trial;
 use crate::pager::cx::Cx;
-use crate::threads::decompressor;
+use crate::threads::helper;
 use farpage_base::mem::units::{FrameNo, Page, Vpn};
 use farpage_device::Entry;
 use farpage_device::read_queue::Submitted;
@@ -63,7 +63,7 @@ impl Cx {
         let wanted = n >= WINDOW_MIN
             && match queued {
                 true => far < depth,
-                false => far < COMPRESSED_DEPTH && self.decompressor_pays(),
+                false => far < COMPRESSED_DEPTH && self.helper_pays(),
             };
         if !wanted || (in_advance >= WINDOWS_MAX && !self.prefetch.drop_one(self.e, None)) {
             return None;
@@ -128,14 +128,14 @@ impl Cx {
         }
     }
 
-    /// Has the decompressor load `n` compressed pages from `start` on into as many free frames. `None`: it has enough
+    /// Has a helper load `n` compressed pages from `start` on into as many free frames. `None`: they have enough
     /// to do.
     fn submit_compressed(&mut self, start: Vpn, frame: FrameNo, n: usize) -> Option<()> {
         let e = self.e;
         let entries = self.mark(start, n);
-        let ticket = e.decompressor.post(&entries, frame).or_else(|| {
+        let ticket = e.helpers.post(&entries, e.frames.addr(frame)).or_else(|| {
             self.prefetch.reap(self.e);
-            e.decompressor.post(&entries, frame)
+            e.helpers.post(&entries, e.frames.addr(frame))
         });
         let Some(ticket) = ticket else {
             e.frames.put_free(frame, n);
@@ -160,11 +160,11 @@ impl Cx {
         entries
     }
 
-    /// Whether the next compressed window is the decompressor's.
-    fn decompressor_pays(&mut self) -> bool {
+    /// Whether the next compressed window is a helper's.
+    fn helper_pays(&mut self) -> bool {
         let (now, placed) = (Instant::now(), self.filled);
         let trial = self.prefetch.trial.get_or_insert_with(|| Trial::new(EPOCH, TRY_OFTEN, now));
-        self.e.controls.decide(Controller::Decompressor, trial.turn(placed, now)) && decompressor::runs(self.e)
+        self.e.controls.decide(Controller::Decompressor, trial.turn(placed, now)) && helper::run(self.e, 1)
     }
 }
 

@@ -32,7 +32,7 @@ pub(crate) struct PrefetchWindow {
     pub(super) frame: FrameNo,
     /// Pages that are in their frames, from the first on; `None`: still on their way.
     pub(super) loaded: Option<usize>,
-    /// The decompressor has it, and not the queue.
+    /// A helper has it, and not the queue.
     pub(super) ticket: Option<Ticket>,
     pub(super) asked: Option<Asked>,
 }
@@ -46,7 +46,7 @@ pub(crate) struct Asked {
     pub(super) since: Instant,
 }
 
-/// How long windows are given to the decompressor, or not, before the other is tried. Not a multiple of what `affinity`
+/// How long windows are given to a helper, or not, before the other is tried. Not a multiple of what `affinity`
 /// tries.
 pub(super) const EPOCH: Duration = Duration::from_millis(50);
 /// Often: programs do not read in order for long, and the wrong way costs a quarter.
@@ -105,7 +105,7 @@ pub(crate) struct Prefetch {
     pub(super) last_tag: u64,
     /// Windows that are read in advance for one reader; one more each time that one was late.
     pub(super) depth: usize,
-    /// Whether the decompressor pays; begun with the first window that it could have.
+    /// Whether a helper pays; begun with the first window that it could have.
     pub(super) trial: Option<Trial>,
 }
 
@@ -120,7 +120,7 @@ impl Prefetch {
         let Some(mut at) = self.windows.iter().position(|w| w.has(vpn)) else { return Inflight::None };
         if let Some(ticket) = self.windows[at].ticket.take() {
             let window = &mut self.windows[at];
-            window.loaded = Some(e.decompressor.take_over(&e.space, &e.frames, ticket, window.entries.len()));
+            window.loaded = Some(e.helpers.take_over(&e.space, ticket, window.entries.len()));
         }
         if self.windows[at].loaded.is_none() {
             self.reap(e);
@@ -144,8 +144,8 @@ impl Prefetch {
             self.note_arrived(arrived);
         }
         for window in &mut self.windows {
-            if let Some(ticket) = window.ticket.take_if(|ticket| e.decompressor.is_over(ticket)) {
-                window.loaded = Some(e.decompressor.take_over(&e.space, &e.frames, ticket, window.entries.len()));
+            if let Some(ticket) = window.ticket.take_if(|ticket| e.helpers.is_over(ticket)) {
+                window.loaded = Some(e.helpers.take_over(&e.space, ticket, window.entries.len()));
             }
         }
     }
@@ -182,7 +182,7 @@ impl Prefetch {
     /// Frees the frames of a window that is not on its way from a file.
     pub(super) fn throw_away(&self, e: &Engine, window: PrefetchWindow) {
         if let Some(ticket) = window.ticket {
-            e.decompressor.take_back(ticket);
+            e.helpers.take_back(ticket);
         }
         e.frames.put_free(window.frame, window.entries.len());
     }

@@ -1,0 +1,185 @@
+//! Faults of several threads that are served together: what is the same for all is done once, and pages that come in
+//! alone, out of compressed memory, are loaded and placed by the pager and its helpers ([`crate::shared::board`]).
+//!
+//! ```text
+//!   pager    look at each fault: room, word, readahead | load, place | wake all | words, lists, slots
+//!   helper                                             | load, place |
+//! ```
+//! To wake a thread the kernel goes through all that wait. So nobody is woken before all pages are there, and then all
+//! at once. The threads sleep until then, which is also when pages can leave without an interrupt
+//! ([`crate::pager::reclaim::Moment`]).
+//!
+//! The word of a page in the lot has a mark ([`crate::shared::page_table::PageTable::mark_reading`]) that every change
+//! of it takes away. What has lost it is served anew.
+//!
+//! Callers: `messages`, `swap_in`, on the pager's thread. Locks: `lru`, those of the devices.
+
+use crate::cpus::ab_trial::Trial;
+use crate::pager::cx::{Cx, Fault, Outcome};
+use crate::pager::state::Pager;
+use crate::shared::board::JOB_MAX;
+use crate::shared::page_table::{Node, State};
+use crate::shared::stacks::HELPERS_MAX;
+use crate::threads::helper;
+use farpage_base::mem::lock::lock;
+use farpage_base::mem::units::Vpn;
+use farpage_base::sys::cpu;
+use farpage_device::Entry;
+use farpage_ipc::stat::{EventKind, Stat};
+use farpage_swap::PAGE_SIZE;
+use farpage_swap::tuning::Controller;
+use std::time::{Duration, Instant};
+
+/// Faults that make a lot. Of fewer, the first thread would wait for longer than waking it at once costs.
+const LOT_MIN: usize = 4;
+/// CPUs for each helper, besides those of pager and writer.
+const CPUS_A_HELPER: usize = 2;
+/// How long helpers are used, or not, before the other is tried, and how often. Not a multiple of what others try.
+const EPOCH: Duration = Duration::from_millis(40);
+const TRY_OFTEN: u32 = 16;
+
+/// See the module documentation.
+#[derive(Default)]
+pub(crate) struct Lot {
+    /// Faults are put into it.
+    open: bool,
+    pages: Vec<LotPage>,
+    /// To be tried again in the next turn.
+    later: Vec<Fault>,
+    /// Whether helpers pay; begun when they could first be used.
+    trial: Option<Trial>,
+}
+
+#[derive(Clone, Copy)]
+struct LotPage {
+    fault: Fault,
+    vpn: Vpn,
+    node: Node,
+    entry: Entry,
+    mapping: (Vpn, Vpn),
+}
+
+impl Lot {
+    pub(crate) fn is_full(&self) -> bool {
+        self.pages.len() == JOB_MAX
+    }
+}
+
+impl Cx {
+    /// From now on faults are put into the lot, if there are many.
+    pub(crate) fn open_lot(&mut self) {
+        self.lot.open = self.waiting.len() >= LOT_MIN;
+    }
+
+    /// What could not be served with a lot waits on.
+    pub(crate) fn wait_on(&mut self) {
+        self.waiting.append(&mut self.lot.later);
+    }
+
+    /// Puts the page at `vpn`, which comes in alone, into the lot. `None`: it is to be served at once.
+    pub(crate) fn put_into_lot(&mut self, vpn: Vpn, entry: Entry, mapping: (Vpn, Vpn)) -> Option<Outcome> {
+        let e = self.e;
+        if !self.lot.open || !e.space.is_synchronous(entry) {
+            return None;
+        }
+        let (fault, node) = (self.serving?, e.table.node(vpn)?);
+        self.unmarked(vpn, 1).ok()?;
+        if self.lot.pages.iter().any(|page| page.vpn == vpn) || self.new_pages(1) == 0 {
+            return Some(Outcome::Later);
+        }
+        e.table.mark_reading(node, entry);
+        e.budget.add(1);
+        self.lot.pages.push(LotPage { fault, vpn, node, entry, mapping });
+        Some(Outcome::InLot)
+    }
+
+    /// How many helpers there are to be, for a lot of so many pages.
+    fn helpers(&mut self) -> usize {
+        let e = self.e;
+        let most = (cpu::count().saturating_sub(2) / CPUS_A_HELPER).min(HELPERS_MAX);
+        if most == 0 && e.controls.pinned(Controller::Helpers).is_none() {
+            return 0;
+        }
+        let now = Instant::now();
+        let pays = self.lot.trial.get_or_insert_with(|| Trial::new(EPOCH, TRY_OFTEN, now)).turn(self.filled, now);
+        let helpers = e.controls.value_for(Controller::Helpers, if pays { most as u64 } else { 0 }) as usize;
+        if helper::run(e, helpers) { helpers } else { 0 }
+    }
+
+    /// Loads these pages, places them, and wakes the threads that wait for them; a bit for each that could not be
+    /// placed. `alone`: no others wait.
+    fn load_lot(&mut self, lot: &[LotPage], alone: bool) -> u32 {
+        let (e, helpers) = (self.e, self.helpers());
+        let pages = lot.iter().map(|page| (page.entry, page.vpn.addr()));
+        let verify = |vpn, entry, page: &_| e.verify(vpn, entry, page);
+        let failed = e.helpers.load_lot(&e.space, pages, &self.mm, helpers, verify);
+        let places = || lot.iter().map(|page| page.vpn.addr());
+        match (places().min(), places().max()) {
+            (Some(first), Some(last)) if alone => self.mm.wake(first, last + PAGE_SIZE - first),
+            // Who is woken in vain has the same fault again.
+            _ => places().for_each(|page| self.mm.wake(page, PAGE_SIZE)),
+        }
+        failed
+    }
+
+    /// These pages are in the program now: words, lists, slots.
+    fn map_lot(&mut self, lot: &[LotPage]) {
+        let e = self.e;
+        let mut kept = [None; JOB_MAX];
+        for (kept, page) in kept.iter_mut().zip(lot) {
+            *kept = self.keeps(page.entry, false).then_some(page.entry);
+        }
+        let mut lru = lock(&e.lru);
+        for (page, kept) in lot.iter().zip(kept) {
+            lru.map_refaulted(&e.table, page.node, State::Mapped(kept));
+        }
+        drop(lru);
+        for (page, _) in lot.iter().zip(kept).filter(|(_, kept)| kept.is_none()) {
+            e.free_entry(Some(page.entry));
+        }
+        self.filled += lot.len() as u64;
+        Stat::add(&e.stat.pgmajfault, lot.len() as u64);
+        Stat::add(&e.stat.pswpin, lot.len() as u64);
+        if let Some(page) = lot.first() {
+            e.stat.events.note(EventKind::Load, page.vpn.number(), lot.len());
+        }
+    }
+}
+
+impl Pager {
+    /// Serves what is in the lot, which is closed now. Returns the longest time that one of its faults has waited.
+    pub(crate) fn serve_lot(&mut self) -> Duration {
+        self.cx.lot.open = false;
+        let mut longest = Duration::ZERO;
+        if self.cx.lot.pages.is_empty() {
+            return longest;
+        }
+        let e = self.cx.e;
+        let mut lot = std::mem::take(&mut self.cx.lot.pages);
+        // Reclaim, or the window of another fault, has changed these meanwhile.
+        let mut anew: Vec<LotPage> = lot.extract_if(.., |page| !e.table.is_reading(page.node, page.entry)).collect();
+        let alone = self.read_all && self.cx.waiting.is_empty() && anew.is_empty();
+        let failed = self.cx.load_lot(&lot, alone);
+        let mut at = 0..;
+        // Why, is found out for each alone.
+        anew.extend(lot.extract_if(.., |_| at.next().is_some_and(|at: u32| failed & 1 << at != 0)));
+        self.cx.map_lot(&lot);
+        for page in lot.drain(..) {
+            longest = longest.max(self.note_served(page.fault));
+            e.stat.note_readahead(page.mapping, 0, 1);
+        }
+        self.cx.lot.pages = lot;
+        for page in anew {
+            e.budget.add(-1);
+            match if self.cx.changing() { Outcome::Later } else { self.serve(page.fault) } {
+                Outcome::Served => longest = longest.max(self.note_served(page.fault)),
+                Outcome::Dropped => {}
+                Outcome::Later | Outcome::InLot => {
+                    let fault = self.put_off(page.fault);
+                    self.cx.lot.later.push(fault);
+                }
+            }
+        }
+        longest
+    }
+}
