@@ -145,7 +145,7 @@ impl Message {
 }
 
 /// Messages read at once.
-pub const MESSAGES_MAX: usize = 64;
+pub const MESSAGES_MAX: usize = 40;
 
 /// A userfaultfd that is switched on.
 #[derive(Debug)]

@@ -1,4 +1,4 @@
-//! On which CPUs pager, writer and the first helper run, and whether the pager should wait for the next fault without
+//! On which CPUs pager, writer and helpers run, and whether the pager should wait for the next fault without
 //! sleeping. Called by the pager only; no lock.
 //!
 //! What costs in a virtual machine is an interrupt from one CPU to another, 10 us and more: to wake a thread there,
@@ -7,8 +7,8 @@
 //! ways:
 //!
 //! * *Spread*: the same. The writer uses the CPU of the thread that waits.
-//! * *Colocated*: the writer has the pager's CPU, and so has the helper, which works while the thread does: on
-//!   the thread's, it would be interrupted for what the pager moves. The thread sleeps while its fault is served, so
+//! * *Colocated*: the writer has the pager's CPU, and so have helpers, which work while the thread does: on
+//!   the thread's, they would be interrupted for what the pager moves. The thread sleeps while its fault is served, so
 //!   that is when pages are moved out ([`crate::pager::reclaim`]); the writer would be the only other thread that
 //!   runs, and would be interrupted and waited for at every page. The thread that is woken is put on an idle CPU, so on
 //!   another than the pager's; to follow it there only makes it go back. And if its next fault usually comes soon, the
@@ -17,6 +17,7 @@
 //! Which one is faster depends on the program and on the machine, so both are tried ([`Trial`]).
 
 use crate::cpus::ab_trial::Trial;
+use crate::shared::stacks::HELPERS_MAX;
 use farpage_base::sys::cpu;
 use farpage_base::sys::proc::{Proc, cpu_of};
 use farpage_base::sys::thread::{allowed_cpus, run_on, run_on_any};
@@ -34,6 +35,9 @@ const EPOCH: Duration = Duration::from_millis(32);
 /// Seldom: the wrong way can take twice as long.
 const TRY_OFTEN: u32 = 16;
 
+/// Writer and helpers.
+pub(crate) const OTHERS: usize = 1 + HELPERS_MAX;
+
 /// Where the engine's threads were put.
 #[derive(Debug)]
 pub struct CpuAffinity {
@@ -41,8 +45,8 @@ pub struct CpuAffinity {
     looked: Instant,
     /// The CPU the pager was put on.
     pager: Option<usize>,
-    /// The CPUs that writer and helper were put on; `None`: any.
-    others: [Option<usize>; 2],
+    /// The CPUs that writer and helpers were put on; `None`: any.
+    others: [Option<usize>; OTHERS],
     last: Last,
     trial: Trial,
     apart: bool,
@@ -75,7 +79,7 @@ impl CpuAffinity {
             proc,
             looked,
             pager: None,
-            others: [None; 2],
+            others: [None; OTHERS],
             last,
             trial: Trial::new(EPOCH, TRY_OFTEN, looked),
             apart: false,
@@ -93,8 +97,8 @@ impl CpuAffinity {
     }
 
     /// A fault of thread `tid` was read by the calling pager, which has placed `pages` pages so far: decides every few
-    /// milliseconds where it and `others` run: the writer and the first helper, 0 where there is none yet.
-    pub fn sample(&mut self, controls: &Controls, tid: u32, others: [u32; 2], pages: u64, now: Instant) {
+    /// milliseconds where it and `others` run: the writer and the helpers, 0 where there is none yet.
+    pub fn sample(&mut self, controls: &Controls, tid: u32, others: [u32; OTHERS], pages: u64, now: Instant) {
         if now - self.looked < LOOK_EVERY {
             return;
         }
@@ -193,7 +197,7 @@ mod tests {
             let free = Controls::new(Pins::default());
             let look = |tid: u32| {
                 now += LOOK_EVERY;
-                affinity.sample(&free, tid, [writer_tid, 0], 0, now);
+                affinity.sample(&free, tid, std::array::from_fn(|i| if i == 0 { writer_tid } else { 0 }), 0, now);
                 (affinity.is_colocated(), allowed_cpus(writer_tid), allowed_cpus(0))
             };
             let tids = std::iter::repeat_n(writer_tid, ALONE_AFTER as usize).chain([main]);

@@ -252,9 +252,7 @@ impl Pager {
                 if let Err(error) = e.space.load(entry, &mut self.cx.scratch.0[0]) {
                     return at == vpn && self.help_lost(vpn, entry, &error);
                 }
-                if e.conf.verify {
-                    e.verify(at, entry, &self.cx.scratch.0[0]);
-                }
+                e.verify(at, entry, &self.cx.scratch.0[0]);
                 Stat::add(&e.stat.pgmajfault, 1);
                 Stat::add(&e.stat.pswpin, 1);
                 std::ptr::from_ref(&self.cx.scratch.0[0]) as usize

@@ -9,8 +9,8 @@
 //! at once. The threads sleep until then, which is also when pages can leave without an interrupt
 //! ([`crate::pager::reclaim::Moment`]).
 //!
-//! The word of a page in the lot has a mark ([`crate::shared::page_table::PageTable::mark_reading`]) that every change
-//! of it takes away. What has lost it is served anew.
+//! Before they are loaded, their words are looked at once more: what reclaim or another fault has changed meanwhile is
+//! served anew. After that the pager does nothing else until all are there.
 //!
 //! Callers: `messages`, `swap_in`, on the pager's thread. Locks: `lru`, those of the devices.
 
@@ -28,10 +28,13 @@ use farpage_device::Entry;
 use farpage_ipc::stat::{EventKind, Stat};
 use farpage_swap::PAGE_SIZE;
 use farpage_swap::tuning::Controller;
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
-/// Faults that make a lot. Of fewer, the first thread would wait for longer than waking it at once costs.
-const LOT_MIN: usize = 4;
+/// Faults that make a lot, and where there are helpers. Of fewer, the first thread would wait for longer than waking it
+/// at once costs.
+const LOT_MIN: usize = 10;
+const HELPED_MIN: usize = 4;
 /// CPUs for each helper, besides those of pager and writer.
 const CPUS_A_HELPER: usize = 2;
 /// How long helpers are used, or not, before the other is tried, and how often. Not a multiple of what others try.
@@ -43,6 +46,7 @@ const TRY_OFTEN: u32 = 16;
 pub(crate) struct Lot {
     /// Faults are put into it.
     open: bool,
+    helpers: usize,
     pages: Vec<LotPage>,
     /// To be tried again in the next turn.
     later: Vec<Fault>,
@@ -60,15 +64,17 @@ struct LotPage {
 }
 
 impl Lot {
-    pub(crate) fn is_full(&self) -> bool {
-        self.pages.len() == JOB_MAX
+    pub(crate) fn len(&self) -> usize {
+        self.pages.len()
     }
 }
 
 impl Cx {
     /// From now on faults are put into the lot, if there are many.
     pub(crate) fn open_lot(&mut self) {
-        self.lot.open = self.waiting.len() >= LOT_MIN;
+        let faults = self.waiting.len();
+        self.lot.helpers = if faults >= HELPED_MIN { self.helpers() } else { 0 };
+        self.lot.open = faults >= if self.lot.helpers > 0 { HELPED_MIN } else { LOT_MIN };
     }
 
     /// What could not be served with a lot waits on.
@@ -79,21 +85,23 @@ impl Cx {
     /// Puts the page at `vpn`, which comes in alone, into the lot. `None`: it is to be served at once.
     pub(crate) fn put_into_lot(&mut self, vpn: Vpn, entry: Entry, mapping: (Vpn, Vpn)) -> Option<Outcome> {
         let e = self.e;
-        if !self.lot.open || !e.space.is_synchronous(entry) {
+        // Where there may be guards, each is looked for right before its page is placed.
+        if !self.lot.open || !e.space.is_synchronous(entry) || e.memory.marked.load(SeqCst) {
             return None;
         }
         let (fault, node) = (self.serving?, e.table.node(vpn)?);
-        self.unmarked(vpn, 1).ok()?;
-        if self.lot.pages.iter().any(|page| page.vpn == vpn) || self.new_pages(1) == 0 {
+        if self.lot.pages.iter().any(|page| page.vpn == vpn) {
+            // Both threads wait for the same page, and are woken for it.
+            return Some(Outcome::Dropped);
+        }
+        if self.new_pages(1) == 0 {
             return Some(Outcome::Later);
         }
-        e.table.mark_reading(node, entry);
-        e.budget.add(1);
         self.lot.pages.push(LotPage { fault, vpn, node, entry, mapping });
         Some(Outcome::InLot)
     }
 
-    /// How many helpers there are to be, for a lot of so many pages.
+    /// How many helpers a lot has.
     fn helpers(&mut self) -> usize {
         let e = self.e;
         let most = (cpu::count().saturating_sub(2) / CPUS_A_HELPER).min(HELPERS_MAX);
@@ -102,22 +110,25 @@ impl Cx {
         }
         let now = Instant::now();
         let pays = self.lot.trial.get_or_insert_with(|| Trial::new(EPOCH, TRY_OFTEN, now)).turn(self.filled, now);
-        let helpers = e.controls.value_for(Controller::Helpers, if pays { most as u64 } else { 0 }) as usize;
-        if helper::run(e, helpers) { helpers } else { 0 }
+        let wanted = e.controls.value_for(Controller::Helpers, if pays { most as u64 } else { 0 });
+        helper::run(e, wanted as usize)
     }
 
     /// Loads these pages, places them, and wakes the threads that wait for them; a bit for each that could not be
     /// placed. `alone`: no others wait.
     fn load_lot(&mut self, lot: &[LotPage], alone: bool) -> u32 {
-        let (e, helpers) = (self.e, self.helpers());
+        let (e, helpers) = (self.e, self.lot.helpers);
         let pages = lot.iter().map(|page| (page.entry, page.vpn.addr()));
         let verify = |vpn, entry, page: &_| e.verify(vpn, entry, page);
         let failed = e.helpers.load_lot(&e.space, pages, &self.mm, helpers, verify);
         let places = || lot.iter().map(|page| page.vpn.addr());
         match (places().min(), places().max()) {
-            (Some(first), Some(last)) if alone => self.mm.wake(first, last + PAGE_SIZE - first),
-            // Who is woken in vain has the same fault again.
-            _ => places().for_each(|page| self.mm.wake(page, PAGE_SIZE)),
+            (Some(first), Some(last)) if alone && failed == 0 => self.mm.wake(first, last + PAGE_SIZE - first),
+            // A thread that is woken in vain has the same fault again.
+            _ => {
+                let placed = places().enumerate().filter(|(i, _)| failed & 1 << i == 0);
+                placed.for_each(|(_, page)| self.mm.wake(page, PAGE_SIZE));
+            }
         }
         failed
     }
@@ -137,6 +148,7 @@ impl Cx {
         for (page, _) in lot.iter().zip(kept).filter(|(_, kept)| kept.is_none()) {
             e.free_entry(Some(page.entry));
         }
+        e.budget.add(lot.len() as i64);
         self.filled += lot.len() as u64;
         Stat::add(&e.stat.pgmajfault, lot.len() as u64);
         Stat::add(&e.stat.pswpin, lot.len() as u64);
@@ -156,10 +168,12 @@ impl Pager {
         }
         let e = self.cx.e;
         let mut lot = std::mem::take(&mut self.cx.lot.pages);
-        // Reclaim, or the window of another fault, has changed these meanwhile.
-        let mut anew: Vec<LotPage> = lot.extract_if(.., |page| !e.table.is_reading(page.node, page.entry)).collect();
-        let alone = self.read_all && self.cx.waiting.is_empty() && anew.is_empty();
-        let failed = self.cx.load_lot(&lot, alone);
+        // The kernel refuses all of them, or reclaim, or the window of another fault, has changed some.
+        let changing = self.cx.changing();
+        let is_same = |page: &LotPage| !changing && e.table.state(page.node) == State::Swapped(page.entry);
+        let mut anew: Vec<LotPage> = lot.extract_if(.., |page| !is_same(page)).collect();
+        let alone = self.read_all && self.cx.waiting.is_empty() && self.cx.lot.later.is_empty() && anew.is_empty();
+        let failed = if lot.is_empty() { 0 } else { self.cx.load_lot(&lot, alone) };
         let mut at = 0..;
         // Why, is found out for each alone.
         anew.extend(lot.extract_if(.., |_| at.next().is_some_and(|at: u32| failed & 1 << at != 0)));
@@ -167,10 +181,12 @@ impl Pager {
         for page in lot.drain(..) {
             longest = longest.max(self.note_served(page.fault));
             e.stat.note_readahead(page.mapping, 0, 1);
+            if let Some(trace) = &mut self.cx.trace {
+                trace.note(page.vpn, page.fault.write);
+            }
         }
         self.cx.lot.pages = lot;
         for page in anew {
-            e.budget.add(-1);
             match if self.cx.changing() { Outcome::Later } else { self.serve(page.fault) } {
                 Outcome::Served => longest = longest.max(self.note_served(page.fault)),
                 Outcome::Dropped => {}

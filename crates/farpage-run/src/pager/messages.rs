@@ -6,6 +6,7 @@ use crate::budget::share;
 use crate::budget::time_slices::LATE;
 use crate::pager::cx::{Fault, Outcome};
 use crate::pager::state::Pager;
+use crate::shared::board::JOB_MAX;
 use farpage_base::mem::units::Vpn;
 use farpage_base::sys::clock::watched_ms;
 use farpage_base::sys::message::{fatal, warn};
@@ -40,7 +41,9 @@ impl Pager {
         self.drained = n < most && !self.cx.prefetch.concurrency.is_there();
         let since = Instant::now();
         if let Message::Fault { tid, .. } = batch[0] {
-            let others = [self.cx.e.wakeups.writer_tid.load(Ordering::Relaxed), self.cx.e.helpers.tids()[0]];
+            let writer = self.cx.e.wakeups.writer_tid.load(Ordering::Relaxed);
+            let [a, b, c, d] = self.cx.e.helpers.tids();
+            let others = [writer, a, b, c, d];
             self.pace.fault(self.cx.e, tid, others, self.cx.filled, since);
         }
         self.pace.stay_awake(self.cx.e, n, since);
@@ -94,23 +97,21 @@ impl Pager {
                 i += 1;
                 continue;
             }
+            // Its threads do not wait for what the next fault needs reclaimed.
+            if self.cx.lot.len() == JOB_MAX || self.cx.lot.len() > 0 && self.cx.room() == 0 {
+                longest = longest.max(self.serve_lot());
+                if self.cx.changing() {
+                    break;
+                }
+                self.cx.open_lot();
+            }
             match self.serve(fault) {
                 Outcome::Served => {
                     self.cx.waiting.swap_remove(i);
                     longest = longest.max(self.note_served(fault));
                 }
-                Outcome::Dropped => {
+                Outcome::Dropped | Outcome::InLot => {
                     self.cx.waiting.swap_remove(i);
-                }
-                Outcome::InLot => {
-                    self.cx.waiting.swap_remove(i);
-                    if self.cx.lot.is_full() {
-                        longest = longest.max(self.serve_lot());
-                        if self.cx.changing() {
-                            break;
-                        }
-                        self.cx.open_lot();
-                    }
                 }
                 Outcome::Later => {
                     self.cx.waiting[i] = self.put_off(fault);

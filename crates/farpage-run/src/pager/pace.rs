@@ -2,7 +2,7 @@
 //!
 //! Caller: the pager's loop. No locks.
 
-use crate::cpus::affinity::{AdaptiveSpin, CpuAffinity};
+use crate::cpus::affinity::{AdaptiveSpin, CpuAffinity, OTHERS};
 use crate::cpus::cpu_latency::CpuLatency;
 use crate::shared::state::Engine;
 use farpage_base::sys::proc::Proc;
@@ -40,7 +40,7 @@ impl Pace {
     }
 
     /// Messages with a fault of thread `tid` were read at `now`; `filled`: pages placed so far.
-    pub(crate) fn fault(&mut self, e: &Engine, tid: u32, others: [u32; 2], filled: u64, now: Instant) {
+    pub(crate) fn fault(&mut self, e: &Engine, tid: u32, others: [u32; OTHERS], filled: u64, now: Instant) {
         self.affinity.sample(&e.controls, tid, others, filled, now);
         self.spin.fault();
     }

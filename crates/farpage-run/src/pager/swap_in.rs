@@ -96,7 +96,7 @@ impl Cx {
             };
             return self.swap_in_each(mapping, &list, window, true);
         }
-        if end - start == 1
+        if window.pages == 1
             && let Some(outcome) = self.put_into_lot(vpn, entry, mapping)
         {
             return outcome;

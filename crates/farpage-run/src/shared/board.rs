@@ -6,12 +6,13 @@
 //!
 //! *A lot of faults.* Several threads wait, each for one page. The pager posts all of these pages and loads them
 //! together with the helpers ([`Board::load_lot`]); who has loaded a page copies it into the program. The pager does
-//! nothing else until all are done. So no message is read, no word is changed and no page is moved while a helper copies:
-//! what the pager saw before still holds, and the kernel refuses a copy if there is a change that is not read yet.
+//! nothing else until all are done. So no message is read, no word is changed and no page is moved while a helper
+//! copies: what the pager saw before still holds, and the kernel refuses a copy if there is a change that is not read.
 //!
-//! A helper that gets no CPU costs a wake-up and nothing else. Whether helpers pay is tried ([`crate::cpus::ab_trial`]).
-//! They touch the frames and places of what is posted, and the devices. They allocate nothing and take no lock but the
-//! devices', and these only while they have a page: when none is left, the process may be copied.
+//! A helper that gets no CPU costs a wake-up and nothing else. Whether helpers pay is tried
+//! ([`crate::cpus::ab_trial`]). They touch the frames and places of what is posted, and the devices. They allocate
+//! nothing and take no locks but those of devices and codecs, and these only while they have a page: when none is left,
+//! the process may be copied.
 //!
 //! The threads are in [`crate::threads::helper`].
 //!
@@ -81,6 +82,9 @@ pub(crate) struct Ticket(usize);
 impl Board {
     /// In a forked child, which has no such thread. The parent's pager had taken all windows back.
     pub(crate) fn fork_child(&self) {
+        if self.tids[0].load(Relaxed) != 0 {
+            self.never.store(false, Relaxed);
+        }
         self.tids.iter().for_each(|tid| tid.store(0, Relaxed));
         self.asleep.store(0, Relaxed);
     }
@@ -123,15 +127,15 @@ impl Board {
         lot.failed.load(Relaxed)
     }
 
-    /// Has `n` threads look for what is asked of them. On the pager's thread.
+    /// Has `n` threads look for what is asked of them.
     fn wake(&self, n: usize) {
-        self.posted.store(self.posted.load(Relaxed).wrapping_add(1), SeqCst);
+        self.posted.fetch_add(1, SeqCst);
         if self.asleep.load(SeqCst) > 0 {
             futex::wake(&self.posted, n as i32);
         }
     }
 
-    /// Has all threads look for what is asked of them. On the pager's thread, or once that has ended.
+    /// Has all threads look for what is asked of them.
     pub(crate) fn wake_all(&self) {
         self.wake(HELPERS_MAX);
     }
@@ -212,7 +216,7 @@ impl Job {
                 return from.load(entry, unsafe { &mut *(place as *mut Page) }).is_ok();
             }
             let mut page = [0; PAGE_SIZE];
-            if from.load(entry, &mut page).is_err() {
+            if from.load_in_reach(&[entry], &mut [&mut page]).0 == 0 {
                 return false;
             }
             verify(Vpn::of(place), entry, &page);

@@ -56,6 +56,8 @@ pub(super) struct State {
     woken: BTreeSet<usize>,
     /// Addresses of faults; those for which a thread was woken go with the next one.
     faults: BTreeSet<usize>,
+    /// How often threads were woken by themselves, and not because a page was placed.
+    pub(super) wakes: u64,
     /// Pages that left the program, by the number of threads that waited.
     pub(super) left: [u64; 3],
     /// Pages that cannot be read: lost ones, and guards.
@@ -460,7 +462,9 @@ impl AddressSpace for Fake {
     }
 
     fn wake(&self, start: usize, len: usize) {
-        self.lock().woken.extend((start..start + len).step_by(PAGE_SIZE));
+        let mut state = self.lock();
+        state.wakes += 1;
+        state.woken.extend((start..start + len).step_by(PAGE_SIZE));
     }
 
     fn is_changing(&self, _page: usize) -> bool {

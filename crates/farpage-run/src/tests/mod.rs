@@ -17,7 +17,7 @@ use fake::Fake;
 use farpage_base::mem::arena::Arena;
 use farpage_base::mem::heap::Heap;
 use farpage_base::mem::lock::lock;
-use farpage_base::mem::units::Page;
+use farpage_base::mem::units::{Page, Vpn};
 use farpage_ipc::conf::Conf;
 use farpage_ipc::stat::Stat;
 use farpage_swap::PAGE_SIZE;
@@ -171,7 +171,8 @@ impl World {
 
     /// Several threads have faults at once; one of them for a page that comes meanwhile.
     fn crowd(&mut self) {
-        let places: Vec<(usize, usize)> = (0..6).map(|_| (self.draw(MAPPINGS), self.draw(LEN))).collect();
+        let threads = if self.draw(4) == 0 { 80 } else { 6 };
+        let places: Vec<(usize, usize)> = (0..threads).map(|_| (self.draw(MAPPINGS), self.draw(LEN))).collect();
         let absent: Vec<usize> = (places.iter())
             .filter(|(i, page)| !self.is_guard(*i, *page))
             .map(|(i, page)| self.addr(*i, *page))
@@ -448,6 +449,40 @@ fn pages_leave_while_all_that_could_be_interrupted_sleep() {
         world.pager.turn();
     }
     panic!("{} pages above the budget", world.over());
+}
+
+/// Faults of so many threads, for pages that are out and have no neighbours that are wanted, are read and served in
+/// one pass; how many threads are left waiting, and how often some were woken by themselves. `between`: what
+/// happens once they are read.
+fn pass(world: &mut World, threads: usize, between: impl Fn(&mut World)) -> (usize, u64) {
+    let out = |at: &usize| world.e.table.swapped(Vpn::of(*at)).is_some();
+    let absent: Vec<usize> =
+        (0..FULL * LEN).step_by(61).map(|n| world.addr(n / LEN, n % LEN)).filter(out).take(threads).collect();
+    assert_eq!(absent.len(), threads);
+    absent.iter().enumerate().for_each(|(n, at)| world.kernel.fault(*at, false, 20 + n as u32));
+    world.kernel.lock().wakes = 0;
+    while world.pager.read_messages() > 0 && !world.pager.read_all {}
+    between(world);
+    world.pager.serve_waiting();
+    let waiting = absent.iter().filter(|at| !world.kernel.was_woken(**at)).count();
+    (waiting, world.kernel.lock().wakes)
+}
+
+#[test]
+fn many_threads_are_woken_at_once_and_few_one_by_one() {
+    let mut world = World::new(81, "swap:zram", 0);
+    let majors = || world.e.stat.pgmajfault.load(Relaxed);
+    let before = majors();
+    world.e.budget.promise(1 << 20);
+    assert_eq!(pass(&mut world, 5, |_| {}), (0, 0), "each with its page");
+    assert_eq!(pass(&mut world, 24, |_| {}), (0, 1), "one look at all that wait");
+    assert_eq!(majors() - before, 29);
+    // While a change is pending, no thread is woken in vain.
+    let change = |world: &mut World| world.kernel.discard(world.addr(FULL, 0), world.addr(FULL, 1));
+    assert_eq!(pass(&mut world, 12, change), (12, 0));
+    world.forget(FULL, 0, 1);
+    world.check_all();
+    world.check_slots();
 }
 
 #[test]

@@ -13,8 +13,8 @@ const REST_NS: u64 = 2_000_000_000;
 
 const NAME: &[u8] = b"farpage-helper";
 
-/// Sees to it that `n` helpers run; whether they do.
-pub(crate) fn run(e: &'static Engine, n: usize) -> bool {
+/// Sees to it that `n` helpers run, as far as they can be started; how many do.
+pub(crate) fn run(e: &'static Engine, n: usize) -> usize {
     let board = &e.helpers;
     let entries = [main::<0>, main::<1>, main::<2>, main::<3>];
     for (i, (tid, entry)) in board.tids.iter().zip(entries).enumerate().take(n) {
@@ -22,7 +22,7 @@ pub(crate) fn run(e: &'static Engine, n: usize) -> bool {
             continue;
         }
         if board.never.load(Relaxed) {
-            return false;
+            return i;
         }
         let cpus = allowed_cpus(std::process::id());
         let several = cpus.iter().map(|word| word.count_ones()).sum::<u32>() > 1;
@@ -30,13 +30,13 @@ pub(crate) fn run(e: &'static Engine, n: usize) -> bool {
         let started = if several { e.spawn(HELPER + i, &start).unwrap_or(0) } else { 0 };
         if started == 0 {
             board.never.store(true, Relaxed);
-            return false;
+            return i;
         }
         // The pager, whose affinity it has, may be bound to a CPU.
         run_on_any(started, &cpus);
         tid.store(started, Relaxed);
     }
-    true
+    n
 }
 
 /// Loads what is posted, until none is left; how many pages.

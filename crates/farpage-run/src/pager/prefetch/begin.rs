@@ -164,7 +164,7 @@ impl Cx {
     fn helper_pays(&mut self) -> bool {
         let (now, placed) = (Instant::now(), self.filled);
         let trial = self.prefetch.trial.get_or_insert_with(|| Trial::new(EPOCH, TRY_OFTEN, now));
-        self.e.controls.decide(Controller::Decompressor, trial.turn(placed, now)) && helper::run(self.e, 1)
+        self.e.controls.decide(Controller::Decompressor, trial.turn(placed, now)) && helper::run(self.e, 1) > 0
     }
 }
 
