@@ -17,7 +17,6 @@
 //! Which one is faster depends on the program and on the machine, so both are tried ([`Trial`]).
 
 use crate::cpus::ab_trial::Trial;
-use crate::shared::stacks::HELPERS_MAX;
 use farpage_base::sys::cpu;
 use farpage_base::sys::proc::{Proc, cpu_of};
 use farpage_base::sys::thread::{allowed_cpus, run_on, run_on_any};
@@ -36,7 +35,7 @@ const EPOCH: Duration = Duration::from_millis(32);
 const TRY_OFTEN: u32 = 16;
 
 /// Writer and helpers.
-pub(crate) const OTHERS: usize = 1 + HELPERS_MAX;
+pub(crate) const OTHERS: usize = 5;
 
 /// Where the engine's threads were put.
 #[derive(Debug)]

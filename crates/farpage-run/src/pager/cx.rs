@@ -2,13 +2,13 @@
 //!
 //! Callers: the files of this folder and [`crate::fork`], on the pager's thread. No locks but that of the lists.
 
+use crate::cpus::ab_trial::Trial;
 use crate::pager::changes::Changes;
-use crate::pager::lot::Lot;
 use crate::pager::prefetch::windows::Prefetch;
 use crate::pager::readahead::Readahead;
 use crate::pager::trace::Recorder;
 use crate::shared::address_space::AddressSpace;
-use crate::shared::page_table::State;
+use crate::shared::page_table::{Node, State};
 use crate::shared::state::Engine;
 use farpage_base::mem::give_back;
 use farpage_base::mem::lock::lock;
@@ -61,6 +61,31 @@ pub struct Fault {
     pub since: Instant,
     /// The watched time when it could not be served at once.
     pub put_off_ms: Option<i64>,
+}
+
+/// Faults that are served together ([`crate::pager::lot`]).
+#[derive(Default)]
+pub(crate) struct Lot {
+    /// Faults are put into it.
+    pub(crate) open: bool,
+    /// Helpers that load its pages.
+    pub(crate) helpers: usize,
+    pub(crate) pages: Vec<LotPage>,
+    /// Faults that are to be tried again in the next turn.
+    pub(crate) later: Vec<Fault>,
+    /// Whether helpers pay; begun when they could first be used.
+    pub(crate) trial: Option<Trial>,
+}
+
+/// One of them, and its page, which is out.
+#[derive(Clone, Copy)]
+pub(crate) struct LotPage {
+    pub(crate) fault: Fault,
+    pub(crate) vpn: Vpn,
+    pub(crate) node: Node,
+    pub(crate) entry: Entry,
+    /// Its mapping, pages.
+    pub(crate) mapping: (Vpn, Vpn),
 }
 
 /// What all parts of the pager stand on.

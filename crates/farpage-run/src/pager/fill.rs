@@ -43,7 +43,7 @@ pub(crate) struct Filled {
 impl Cx {
     /// Pages that the budget has room for.
     pub(crate) fn room(&self) -> usize {
-        (self.e.budget.room().max(0) as usize).saturating_sub(self.lot.len())
+        (self.e.budget.room().max(0) as usize).saturating_sub(self.lot.pages.len())
     }
 
     /// Pages that the budget has room for. If that is less than `n`, and there are enough frames that are not needed,

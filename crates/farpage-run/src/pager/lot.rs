@@ -5,8 +5,8 @@
 //!   pager    look at each fault: room, word, readahead | load, place | wake all | words, lists, slots
 //!   helper                                             | load, place |
 //! ```
-//! To wake a thread the kernel goes through all that wait. So nobody is woken before all pages are there, and then all
-//! at once. The threads sleep until then, which is also when pages can leave without an interrupt
+//! To wake a thread the kernel goes through all that wait. So no thread is woken before all pages are there, and then
+//! all are at once. They sleep until then, which is also when pages can leave without an interrupt
 //! ([`crate::pager::reclaim::Moment`]).
 //!
 //! Before they are loaded, their words are looked at once more: what reclaim or another fault has changed meanwhile is
@@ -15,10 +15,9 @@
 //! Callers: `messages`, `swap_in`, on the pager's thread. Locks: `lru`, those of the devices.
 
 use crate::cpus::ab_trial::Trial;
-use crate::pager::cx::{Cx, Fault, Outcome};
-use crate::pager::state::Pager;
+use crate::pager::cx::{Cx, LotPage, Outcome};
 use crate::shared::board::JOB_MAX;
-use crate::shared::page_table::{Node, State};
+use crate::shared::page_table::State;
 use crate::shared::stacks::HELPERS_MAX;
 use crate::threads::helper;
 use farpage_base::mem::lock::lock;
@@ -41,34 +40,6 @@ const CPUS_A_HELPER: usize = 2;
 const EPOCH: Duration = Duration::from_millis(40);
 const TRY_OFTEN: u32 = 16;
 
-/// See the module documentation.
-#[derive(Default)]
-pub(crate) struct Lot {
-    /// Faults are put into it.
-    open: bool,
-    helpers: usize,
-    pages: Vec<LotPage>,
-    /// To be tried again in the next turn.
-    later: Vec<Fault>,
-    /// Whether helpers pay; begun when they could first be used.
-    trial: Option<Trial>,
-}
-
-#[derive(Clone, Copy)]
-struct LotPage {
-    fault: Fault,
-    vpn: Vpn,
-    node: Node,
-    entry: Entry,
-    mapping: (Vpn, Vpn),
-}
-
-impl Lot {
-    pub(crate) fn len(&self) -> usize {
-        self.pages.len()
-    }
-}
-
 impl Cx {
     /// From now on faults are put into the lot, if there are many.
     pub(crate) fn open_lot(&mut self) {
@@ -77,9 +48,11 @@ impl Cx {
         self.lot.open = faults >= if self.lot.helpers > 0 { HELPED_MIN } else { LOT_MIN };
     }
 
-    /// What could not be served with a lot waits on.
-    pub(crate) fn wait_on(&mut self) {
-        self.waiting.append(&mut self.lot.later);
+    /// Whether the lot is to be served before another fault is looked at: it is full, or that fault needs something to
+    /// be reclaimed, for which the threads of the lot would wait.
+    pub(crate) fn lot_is_due(&self) -> bool {
+        let n = self.lot.pages.len();
+        n == JOB_MAX || n > 0 && self.room() == 0
     }
 
     /// Puts the page at `vpn`, which comes in alone, into the lot. `None`: it is to be served at once.
@@ -116,7 +89,7 @@ impl Cx {
 
     /// Loads these pages, places them, and wakes the threads that wait for them; a bit for each that could not be
     /// placed. `alone`: no others wait.
-    fn load_lot(&mut self, lot: &[LotPage], alone: bool) -> u32 {
+    pub(crate) fn load_lot(&mut self, lot: &[LotPage], alone: bool) -> u32 {
         let (e, helpers) = (self.e, self.lot.helpers);
         let pages = lot.iter().map(|page| (page.entry, page.vpn.addr()));
         let verify = |vpn, entry, page: &_| e.verify(vpn, entry, page);
@@ -134,7 +107,7 @@ impl Cx {
     }
 
     /// These pages are in the program now: words, lists, slots.
-    fn map_lot(&mut self, lot: &[LotPage]) {
+    pub(crate) fn map_lot(&mut self, lot: &[LotPage]) {
         let e = self.e;
         let mut kept = [None; JOB_MAX];
         for (kept, page) in kept.iter_mut().zip(lot) {
@@ -155,47 +128,5 @@ impl Cx {
         if let Some(page) = lot.first() {
             e.stat.events.note(EventKind::Load, page.vpn.number(), lot.len());
         }
-    }
-}
-
-impl Pager {
-    /// Serves what is in the lot, which is closed now. Returns the longest time that one of its faults has waited.
-    pub(crate) fn serve_lot(&mut self) -> Duration {
-        self.cx.lot.open = false;
-        let mut longest = Duration::ZERO;
-        if self.cx.lot.pages.is_empty() {
-            return longest;
-        }
-        let e = self.cx.e;
-        let mut lot = std::mem::take(&mut self.cx.lot.pages);
-        // The kernel refuses all of them, or reclaim, or the window of another fault, has changed some.
-        let changing = self.cx.changing();
-        let is_same = |page: &LotPage| !changing && e.table.state(page.node) == State::Swapped(page.entry);
-        let mut anew: Vec<LotPage> = lot.extract_if(.., |page| !is_same(page)).collect();
-        let alone = self.read_all && self.cx.waiting.is_empty() && self.cx.lot.later.is_empty() && anew.is_empty();
-        let failed = if lot.is_empty() { 0 } else { self.cx.load_lot(&lot, alone) };
-        let mut at = 0..;
-        // Why, is found out for each alone.
-        anew.extend(lot.extract_if(.., |_| at.next().is_some_and(|at: u32| failed & 1 << at != 0)));
-        self.cx.map_lot(&lot);
-        for page in lot.drain(..) {
-            longest = longest.max(self.note_served(page.fault));
-            e.stat.note_readahead(page.mapping, 0, 1);
-            if let Some(trace) = &mut self.cx.trace {
-                trace.note(page.vpn, page.fault.write);
-            }
-        }
-        self.cx.lot.pages = lot;
-        for page in anew {
-            match if self.cx.changing() { Outcome::Later } else { self.serve(page.fault) } {
-                Outcome::Served => longest = longest.max(self.note_served(page.fault)),
-                Outcome::Dropped => {}
-                Outcome::Later | Outcome::InLot => {
-                    let fault = self.put_off(page.fault);
-                    self.cx.lot.later.push(fault);
-                }
-            }
-        }
-        longest
     }
 }

@@ -4,9 +4,9 @@
 
 use crate::budget::share;
 use crate::budget::time_slices::LATE;
-use crate::pager::cx::{Fault, Outcome};
+use crate::pager::cx::{Fault, LotPage, Outcome};
 use crate::pager::state::Pager;
-use crate::shared::board::JOB_MAX;
+use crate::shared::page_table::State;
 use farpage_base::mem::units::Vpn;
 use farpage_base::sys::clock::watched_ms;
 use farpage_base::sys::message::{fatal, warn};
@@ -14,7 +14,7 @@ use farpage_base::sys::uffd::{MESSAGES_MAX, Message};
 use farpage_ipc::stat::Stat;
 use farpage_ipc::tree;
 use farpage_swap::tuning::Controller;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
 /// No fault should wait for longer.
@@ -41,7 +41,7 @@ impl Pager {
         self.drained = n < most && !self.cx.prefetch.concurrency.is_there();
         let since = Instant::now();
         if let Message::Fault { tid, .. } = batch[0] {
-            let writer = self.cx.e.wakeups.writer_tid.load(Ordering::Relaxed);
+            let writer = self.cx.e.wakeups.writer_tid.load(Relaxed);
             let [a, b, c, d] = self.cx.e.helpers.tids();
             let others = [writer, a, b, c, d];
             self.pace.fault(self.cx.e, tid, others, self.cx.filled, since);
@@ -97,8 +97,7 @@ impl Pager {
                 i += 1;
                 continue;
             }
-            // Its threads do not wait for what the next fault needs reclaimed.
-            if self.cx.lot.len() == JOB_MAX || self.cx.lot.len() > 0 && self.cx.room() == 0 {
+            if self.cx.lot_is_due() {
                 longest = longest.max(self.serve_lot());
                 if self.cx.changing() {
                     break;
@@ -124,14 +123,56 @@ impl Pager {
             }
         }
         longest = longest.max(self.serve_lot());
-        self.cx.wait_on();
+        let cx = &mut self.cx;
+        cx.waiting.append(&mut cx.lot.later);
         if longest > Duration::ZERO {
             tree::note_waited(longest);
         }
     }
 
+    /// Serves what is in the lot, which is closed now. Returns the longest time that one of its faults has waited.
+    fn serve_lot(&mut self) -> Duration {
+        self.cx.lot.open = false;
+        let mut longest = Duration::ZERO;
+        if self.cx.lot.pages.is_empty() {
+            return longest;
+        }
+        let e = self.cx.e;
+        let mut lot = std::mem::take(&mut self.cx.lot.pages);
+        // The kernel refuses all of them, or there may be guards since; or reclaim, or the window of another fault, has
+        // changed some.
+        let refused = self.cx.changing() || e.memory.marked.load(SeqCst);
+        let is_same = |page: &LotPage| !refused && e.table.state(page.node) == State::Swapped(page.entry);
+        let mut anew: Vec<LotPage> = lot.extract_if(.., |page| !is_same(page)).collect();
+        let alone = self.read_all && self.cx.waiting.is_empty() && self.cx.lot.later.is_empty() && anew.is_empty();
+        let failed = if lot.is_empty() { 0 } else { self.cx.load_lot(&lot, alone) };
+        let mut at = 0..;
+        // Why, is found out for each alone.
+        anew.extend(lot.extract_if(.., |_| at.next().is_some_and(|at: u32| failed & 1 << at != 0)));
+        self.cx.map_lot(&lot);
+        for page in lot.drain(..) {
+            longest = longest.max(self.note_served(page.fault));
+            e.stat.note_readahead(page.mapping, 0, 1);
+            if let Some(trace) = &mut self.cx.trace {
+                trace.note(page.vpn, page.fault.write);
+            }
+        }
+        self.cx.lot.pages = lot;
+        for page in anew {
+            match if self.cx.changing() { Outcome::Later } else { self.serve(page.fault) } {
+                Outcome::Served => longest = longest.max(self.note_served(page.fault)),
+                Outcome::Dropped => {}
+                Outcome::Later | Outcome::InLot => {
+                    let fault = self.put_off(page.fault);
+                    self.cx.lot.later.push(fault);
+                }
+            }
+        }
+        longest
+    }
+
     /// A fault has been served; how long it has waited.
-    pub(crate) fn note_served(&self, fault: Fault) -> Duration {
+    fn note_served(&self, fault: Fault) -> Duration {
         let time = fault.since.elapsed();
         self.cx.e.stat.record_fault(time.as_nanos() as u64);
         Stat::add(&self.cx.e.stat.pgfault, 1);
@@ -139,7 +180,7 @@ impl Pager {
     }
 
     /// A fault that could not be served now: what it is from now on.
-    pub(crate) fn put_off(&mut self, mut fault: Fault) -> Fault {
+    fn put_off(&mut self, mut fault: Fault) -> Fault {
         let now = watched_ms();
         let waits = now - *fault.put_off_ms.get_or_insert(now);
         if !self.reported && waits > LONG.as_millis() as i64 {

@@ -6,10 +6,9 @@
 use crate::mappings::event_order::Order;
 use crate::mappings::grace_period::GracePeriod;
 use crate::pager::changes::Changes;
-use crate::pager::cx::Cx;
+use crate::pager::cx::{Cx, Lot};
 use crate::pager::fault_threads::FaultThreads;
 use crate::pager::first_touch::FirstTouch;
-use crate::pager::lot::Lot;
 use crate::pager::pace::Pace;
 use crate::pager::prefetch::windows::Prefetch;
 use crate::pager::readahead::Readahead;
