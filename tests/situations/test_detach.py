@@ -25,6 +25,9 @@ def threads(pid):
 class Detach(Holding):
     def attach(self, pid, ram="24M", *options):
         done = self.run_plain(FARPAGE, "attach", pid, "--ram", ram, *options)
+        if "does not become smaller" in done.stderr:
+            # Beside busy neighbours a process that forks all the time makes no headway for some seconds.
+            done = self.run_plain(FARPAGE, "set", pid, "--ram", ram)
         self.assertEqual(done.returncode, 0, done.stderr)
 
     def detach(self, pid):
