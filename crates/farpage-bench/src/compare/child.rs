@@ -91,7 +91,8 @@ pub struct Done {
     pub major_faults: u64,
     /// Interrupts meanwhile, of all CPUs of the machine, that have a CPU forget translations; where they are counted.
     pub shootdowns: Option<u64>,
-    /// Of regions: for how long the locks that all faults take were held, microseconds a fault.
+    /// What only one thread at a time can do, microseconds a fault. Of regions: for how long the locks that all faults
+    /// take were held; of `farpage run`: CPU time of the thread that looks at all of them, which the parent adds.
     pub serial_us: Option<f64>,
     /// Wrong words.
     pub wrong: u64,

@@ -45,8 +45,9 @@ Memory is equal: the kernel's limit is --ram, its zram pool comes on top of it; 
 Ratio: the kernel's time divided by farpage's, above 1 farpage is faster. Needs root for the kernel's side; \
     without it only farpage is measured.
 irq/page: interrupts that have a CPU forget translations, of the whole machine, for each access.
-serial us: with --mode run, CPU time of the one thread that serves all faults, for each of them; if the \
-    workload has one thread, what it does while it waits is in it.
+serial us: what one thread at a time can do, for each fault. With --mode run, CPU time of the thread that looks at \
+    all faults; if the workload has one thread, what it does while it waits is in it. With --mode region, for how \
+    long locks are held that all faults take.
 
 Examples:
   sudo farpage-bench compare

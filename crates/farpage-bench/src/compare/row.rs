@@ -108,7 +108,7 @@ impl Side {
             cpu_sys_s_per_gib: median(&|s| s.cpu_s_per_gib().1)?,
             major_faults: median(&|s| s.done.major_faults as f64)?,
             shootdowns_per_page: known(&Sample::shootdowns_per_page),
-            serial_us: known(&|s| s.serial_us),
+            serial_us: known(&|s| s.done.serial_us),
             peak_rss_anon: median(&|s| s.peak_rss_anon as f64)?,
             pool_bytes: median(&|s| s.pool_bytes as f64)?,
             pool_ratio: median(&|s| s.pool_ratio)?,

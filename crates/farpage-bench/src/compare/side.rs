@@ -31,9 +31,6 @@ pub struct Sample {
     pub pool_ratio: f64,
     /// Largest resident anonymous memory seen, bytes.
     pub peak_rss_anon: u64,
-    /// What only one thread at a time can do, microseconds a fault. Of `farpage run`: CPU time of the thread that looks
-    /// at all of them; of regions: under locks that all take.
-    pub serial_us: Option<f64>,
 }
 
 impl Sample {
@@ -169,14 +166,13 @@ fn talk(running: &mut Running, pager: &Pager<'_>) -> Result<Sample> {
                         sample.pool_ratio = stored as f64 / pool.max(1) as f64;
                     }
                 }
-                sample.serial_us = done.serial_us;
                 sample.done = *done;
                 // Faults that farpage serves are no faults to the kernel's count.
                 if let (Some(before), Some(after)) = (&before, &after) {
                     let count = |name: &str| of(after, name).saturating_sub(of(before, name));
                     sample.done.major_faults = count("pgmajfault");
                     let faults = count("pgfault");
-                    sample.serial_us = busy.filter(|_| faults > 0).map(|ns| ns as f64 / 1e3 / faults as f64);
+                    sample.done.serial_us = busy.filter(|_| faults > 0).map(|ns| ns as f64 / 1e3 / faults as f64);
                 }
                 let _ = stdin.write_all(b"end\n");
             }

@@ -45,6 +45,20 @@ impl Work {
             thread::yield_now();
         }
     }
+
+    /// Does what is left itself each time, waits for the rest, and looks at what came of it.
+    fn owner_posts_twice(&self) {
+        for round in 1..3 {
+            self.post(round);
+            while let Some(piece) = self.split.last() {
+                self.does(piece);
+            }
+            self.wait();
+            for (piece, output) in self.output.iter().enumerate() {
+                assert_eq!(output.load(Ordering::Relaxed), round * 10 + piece as u32 + 1);
+            }
+        }
+    }
 }
 
 #[test]
@@ -53,16 +67,7 @@ fn each_piece_is_done_once_and_seen_by_the_owner() {
         let work = Arc::new(Work::default());
         let other = work.clone();
         let helper = thread::spawn(move || other.helps(2));
-        for round in 1..3 {
-            work.post(round);
-            while let Some(piece) = work.split.last() {
-                work.does(piece);
-            }
-            work.wait();
-            for (piece, output) in work.output.iter().enumerate() {
-                assert_eq!(output.load(Ordering::Relaxed), round * 10 + piece as u32 + 1);
-            }
-        }
+        work.owner_posts_twice();
         helper.join().unwrap();
     });
 }
@@ -76,16 +81,7 @@ fn so_it_is_with_two_helpers() {
             let other = work.clone();
             thread::spawn(move || other.helps(looks))
         });
-        for round in 1..3 {
-            work.post(round);
-            while let Some(piece) = work.split.last() {
-                work.does(piece);
-            }
-            work.wait();
-            for (piece, output) in work.output.iter().enumerate() {
-                assert_eq!(output.load(Ordering::Relaxed), round * 10 + piece as u32 + 1);
-            }
-        }
+        work.owner_posts_twice();
         helpers.into_iter().for_each(|helper| helper.join().unwrap());
     });
 }
