@@ -3,7 +3,8 @@ root, other mounts, another pid namespace."""
 
 import unittest
 
-from situation import Situation, build, unless_root, unless_there
+from holder import Holding
+from situation import FARPAGE, HANG, Situation, build, unless_root, unless_there
 
 
 class Streams(Situation):
@@ -33,6 +34,22 @@ class Beginning(Situation):
 
     def test_children_of_a_process_without_an_engine(self):
         self.engine_in_children("180M")
+
+
+class KeptStacks(Holding):
+    """Of threads that have ended libc keeps the stacks, and touches them in a child."""
+
+    def test_a_child_of_a_small_process_grows_and_forks(self):
+        for ram in ("24M", "96M"):
+            with self.subTest(ram):
+                ran = self.run_farpage(build("stacks.c"), 112, ram=ram)
+                self.assertEqual((ran.returncode, ran.stdout, ran.stderr), (0, "right\n", ""))
+
+    def test_a_process_that_is_attached_to(self):
+        process = self.begin(build("stacks.c"), 48, "wait")
+        attached = self.run_plain(FARPAGE, "attach", process.pid, "--ram", "24M")
+        self.assertEqual((attached.returncode, attached.stderr), (0, ""))
+        self.assertEqual((self.ask(process, "go"), process.wait(HANG)), ("right", 0))
 
 
 class Elsewhere(Situation):

@@ -4,6 +4,7 @@
 //! (see [`thread`]).
 
 pub mod clock;
+pub mod control_blocks;
 pub mod cpu;
 pub mod descriptor;
 pub mod escape;

@@ -534,23 +534,6 @@ pub fn threads(proc: &Proc, mut each: impl FnMut(Thread)) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Calls `each` with the address of every thread's control block (the page that libc and the kernel touch when a
-/// thread ends or the process forks), found through the kernel's record of its robust futex list.
-///
-/// # Errors
-/// As [`threads`].
-pub fn thread_blocks(proc: &Proc, mut each: impl FnMut(usize)) -> Result<(), Errno> {
-    threads(proc, |Thread { tid, .. }| {
-        let (mut head, mut len) = (0usize, 0usize);
-        let args =
-            [tid as usize, std::ptr::from_mut(&mut head) as usize, std::ptr::from_mut(&mut len) as usize, 0, 0, 0];
-        // SAFETY: the call fills the two words.
-        if unsafe { syscall(nr::GET_ROBUST_LIST, args) }.is_ok() && head != 0 {
-            each(head);
-        }
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -588,8 +571,5 @@ mod tests {
         let mut listed = false;
         threads(&proc, |thread| listed |= thread == here).unwrap();
         assert!(listed);
-        let mut blocks = 0;
-        thread_blocks(&proc, |_| blocks += 1).unwrap();
-        assert!(blocks >= 1);
     }
 }

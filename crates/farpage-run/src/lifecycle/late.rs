@@ -1,7 +1,8 @@
 //! A start in a program that runs already: [`super::preload`]'s part of it.
 //!
 //! By then there are threads, fork handlers of others, memory above the budget. The engine is started at once: it finds
-//! threads by what the kernel knows of them, and memory in `/proc/self/maps`, as it does all the time.
+//! threads by what the kernel knows of them, and memory in `/proc/self/maps`, as it does all the time. Of threads that
+//! have ended libc keeps the stacks, and nothing tells where they are: they are looked for here.
 //!
 //! Caller: the preload library, on a program thread that holds no lock of the allocator's or the loader's. No locks.
 
@@ -14,10 +15,12 @@ use crate::shared::outcome::{StartFailure, StartOutcome};
 use crate::shared::state::{Engine, engine};
 use crate::shared::warn_once::{self, set_listener};
 use farpage_base::mem::heap::Heap;
+use farpage_base::sys::control_blocks;
 use farpage_base::sys::descriptor::keep_across_exec;
 use farpage_base::sys::futex;
 use farpage_base::sys::message::set_quiet;
 use farpage_base::sys::pagemap;
+use farpage_base::sys::proc::Proc;
 use farpage_base::sys::raw::ErrnoText;
 use farpage_base::sys::uffd::{FEATURES, OpenError, Uffd};
 use farpage_ipc::conf::{Conf, ConfError, ENV_CONF, ENV_UFFD_FD};
@@ -160,6 +163,8 @@ pub fn start(
     }
     // It may have some.
     robust::robust_mutexes_seen();
+    // Where this cannot be read, a start fails for other reasons.
+    let _ = Proc::open().and_then(|proc| control_blocks::above_stacks(&proc, dormant::remember));
     set_listener(outcome);
     start::at_once(conf, heap, wait);
     if let Some(why) = outcome.failure() {

@@ -2,8 +2,9 @@
 //!
 //! Callers: the preload library, on program threads. No locks.
 
+use crate::dormant;
 use crate::lifecycle::start;
-use crate::shared::state::engine;
+use crate::shared::state::{Engine, engine};
 
 /// The program was given `len` bytes at `start`, which may be new; `mapped`: just now. Returns when the engine knows
 /// enough not to be outrun: mostly at once. Called on a program thread.
@@ -24,8 +25,12 @@ pub fn handed_out(start: usize, len: usize, mapped: bool) {
 /// A thread was started whose control block is at `block` (an address in it, as `pthread_t` is), with so much stack.
 /// Called on a program thread.
 pub fn thread_started(block: usize, stack: usize) {
+    // A forked child may have to make an engine of its own.
+    if !engine().is_some_and(Engine::is_active) {
+        dormant::remember(block);
+    }
     match engine() {
         Some(engine) => engine.thread_started(block),
-        None => start::thread_started(block, stack),
+        None => start::thread_started(stack),
     }
 }

@@ -7,7 +7,7 @@
 use crate::dormant::unwatched;
 use crate::dormant::{
     self, CHARGES, DORMANT, DOZES, FILTERED, FORKS, GIVEN, LOOK_BYTES_MIN, OFF, SHARED, STAGE, START_WAIT_MAX,
-    STARTING, StartPlan, dormant, enter, failed, here, is_home, publish, remember, threshold, wait_for_start,
+    STARTING, StartPlan, dormant, enter, failed, here, is_home, publish, threshold, wait_for_start,
 };
 use crate::lifecycle::images::{own_images, program_needs_libc};
 use crate::monitor;
@@ -354,11 +354,9 @@ pub(crate) fn fork_child_of(e: &Engine) {
     }
 }
 
-/// A thread was started whose control block is at `block` (an address in it, as `pthread_t` is), with so much stack. On
-/// a program thread. The engine starts now: a program with threads need not be alone, and runtimes that map memory by
-/// system call instructions of their own (Go's) have them.
-pub(crate) fn thread_started(block: usize, stack: usize) {
-    remember(block);
+/// A thread was started, with so much stack. On a program thread. The engine starts now: a program with threads need
+/// not be alone, and runtimes that map memory by system call instructions of their own (Go's) have them.
+pub(crate) fn thread_started(stack: usize) {
     handed_out(stack);
     if let Some(plan) = dormant() {
         wake(plan, true);

@@ -8,8 +8,9 @@ use crate::shared::state::Engine;
 use farpage_base::mem::give_back;
 use farpage_base::mem::lock::lock;
 use farpage_base::mem::units::Vpn;
+use farpage_base::sys::control_blocks;
 use farpage_base::sys::maps::{Kind, mappings};
-use farpage_base::sys::proc::{Proc, thread_blocks};
+use farpage_base::sys::proc::Proc;
 use farpage_swap::PAGE_SIZE;
 use rustix::fd::OwnedFd;
 use std::sync::atomic::Ordering::Relaxed;
@@ -133,7 +134,7 @@ impl Scan {
     /// already begun to exit, and does not wait for a page then.
     pub(super) fn pin_threads(&mut self, e: &Engine, proc: &Proc) {
         // A thread that ends in this moment is simply missed.
-        let _ = thread_blocks(proc, |head| e.pin_thread(head));
+        let _ = control_blocks::of_threads(proc, |head| e.pin_thread(head));
         self.pinned = Instant::now();
     }
 }

@@ -3,8 +3,9 @@
 //! Caller: [`crate::pager::robust`], on the pager's thread. No locks.
 
 use farpage_base::mem::units::Vpn;
+use farpage_base::sys::control_blocks;
 use farpage_base::sys::message::warn;
-use farpage_base::sys::proc::{Proc, thread_blocks};
+use farpage_base::sys::proc::Proc;
 use farpage_base::sys::raw::{Errno, ErrnoText};
 use rustix::fd::OwnedFd;
 use rustix::io::pread;
@@ -52,7 +53,7 @@ impl RobustLists {
         };
         self.heads.clear();
         // A thread that ends in this moment is missed: the kernel has gone along its list.
-        let _ = thread_blocks(self.proc, |head| self.heads.push(head));
+        let _ = control_blocks::of_threads(self.proc, |head| self.heads.push(head));
         for head in &self.heads {
             for _ in 0..TRIES {
                 if walk(*head, &self.heads, |at, to| words(memory, at, to), pages) {
