@@ -89,7 +89,8 @@ impl<'a> TreeSnapshot<'a> {
         let mut said = TreeSnapshot { giving: 0, wanted: 0, youngest_want: None, oldest: None };
         for m in segment.living() {
             if m.is_looking(now) {
-                said.giving += m.claim.held().saturating_sub(m.target.load()) as i64;
+                // What it has below its floor stays, however little it was promised.
+                said.giving += m.claim.held().saturating_sub(m.target.load().max(m.floor.load())) as i64;
             }
             let (wants, age) = (m.wants.load(), segment.age_of(m));
             if wants > 0 && !std::ptr::eq(m, mine) && m.is_looking(now) {

@@ -111,6 +111,22 @@ fn who_has_much_out_keeps_what_its_engine_needs_for_that() {
     assert_eq!(idle.budget.promised(), 3_000 + BESIDES);
 }
 
+/// A forked child begins with little. Its engine has tables for all that is out, and some pages cannot be taken out: more
+/// than it was promised, of which nothing can leave.
+#[test]
+fn who_has_only_what_cannot_leave_is_not_waited_for() {
+    let segment = tree_of(24_576);
+    let (mut idle, mut child) = (Process::new(segment, 1, 20_200), Process::new(segment, 2, FLOOR));
+    child.seen.engine = 2_300;
+    child.budget.stuck_is(1_500);
+    for _ in 0..200 {
+        child.look(4_400.max(child.budget.promised()), 10);
+        let has = idle.budget.promised().min(18_200);
+        idle.look(has, 100_000);
+    }
+    assert!(child.budget.promised() > 2_300 + 1_500, "{}", child.budget.promised());
+}
+
 #[test]
 fn a_process_that_rests_becomes_older_all_the_same_and_sees_that_others_need_something() {
     let segment = tree_of(16_384);
