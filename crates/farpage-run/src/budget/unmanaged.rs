@@ -36,6 +36,9 @@ const PAUSE_TIMES: u32 = 20;
 const PAUSE_SHARED: Duration = Duration::from_millis(100);
 /// After so long a part of the pages that were found stuck is tried again.
 const STUCK_FOR: Duration = Duration::from_millis(250);
+/// What can be managed is so after so long, or is not worth it. While many threads fill memory, it takes as long to get
+/// the lock of the address space.
+const SOON: Duration = Duration::from_millis(200);
 /// Longest name that is told.
 const NAME: usize = 120;
 
@@ -62,6 +65,9 @@ pub(crate) struct Unmanaged {
     next_shared: Option<Instant>,
     stuck_since: Option<Instant>,
     found: UnmanagedPages,
+    /// Of these, the ones that are about to be managed, and since when there have been some.
+    soon: u64,
+    soon_since: Option<Instant>,
     /// Since when its tree has been above the budget because of such memory.
     over_since: Option<Instant>,
     /// Pages that the look before found, here and in the tree.
@@ -159,17 +165,17 @@ impl Unmanaged {
         if !e.budget.is_crowded(now_has.unknown) {
             e.budget.unmanaged_is(0);
             tell_tree(0);
-            self.over_since = None;
+            (self.over_since, self.soon_since) = (None, None);
             return;
         }
         if is_due(&mut self.next, now, PAUSE) {
-            self.before = (self.found.pages(), pages_of_tree().1);
-            if self.count(e, maps, buffer) {
-                e.budget.unmanaged_is(self.found.pages() as i64);
+            self.before = (self.pages(), pages_of_tree().1);
+            if self.count(e, now, maps, buffer) {
+                e.budget.unmanaged_is(self.pages() as i64);
             }
             self.next = Some(now + PAUSE.max(now.elapsed() * PAUSE_TIMES));
         }
-        let (pages, stuck) = (self.found.pages(), e.budget.stuck());
+        let (pages, stuck) = (self.pages(), e.budget.stuck());
         // In a tree, what is promised grows at the cost of others first.
         let (most, mine) = (e.most_pages(), pages as i64 + stuck);
         // What forked processes share would be counted several times.
@@ -214,12 +220,17 @@ impl Unmanaged {
         }
     }
 
+    /// Pages that are not managed, and will not be soon.
+    fn pages(&self) -> u64 {
+        self.found.pages() - self.soon
+    }
+
     /// Counts what is not managed; false: could not be done.
-    fn count(&mut self, e: &Engine, maps: &OwnedFd, buffer: &mut [u8]) -> bool {
+    fn count(&mut self, e: &Engine, now: Instant, maps: &OwnedFd, buffer: &mut [u8]) -> bool {
         let Some(pagemap) = &self.pagemap else { return false };
         self.found = UnmanagedPages::default();
-        let (found, mut parts) = (&mut self.found, Vec::new());
-        mappings(maps, buffer, |m, name| {
+        let (found, mut parts, mut soon) = (&mut self.found, Vec::new(), 0);
+        let counted = mappings(maps, buffer, |m, name| {
             if matches!(m.kind, Kind::Shared | Kind::SharedFile) || e.arena.all.contains(m.start) {
                 return;
             }
@@ -227,11 +238,14 @@ impl Unmanaged {
             parts.clear();
             parts.extend(lock(&e.memory.managed).gaps(Vpn::of(start), Vpn::of(end)));
             for (first, last) in &parts {
-                let pages = anonymous_pages(pagemap, first.addr(), last.addr());
-                found.add(kind, pages.unwrap_or(0), name);
+                let pages = anonymous_pages(pagemap, first.addr(), last.addr()).unwrap_or(0);
+                found.add(kind, pages, name);
+                soon += if matches!(kind, Kind::Plain | Kind::Code) { pages } else { 0 };
             }
-        })
-        .is_ok()
+        });
+        self.soon_since = if soon > 0 { Some(self.soon_since.unwrap_or(now)) } else { None };
+        self.soon = if self.soon_since.is_some_and(|since| now - since <= SOON) { soon } else { 0 };
+        counted.is_ok()
     }
 
     /// More pages of files and shared memory are mapped than the budget has: says so once if it is shared memory.
