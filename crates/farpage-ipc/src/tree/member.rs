@@ -133,8 +133,10 @@ pub struct Member {
     pub reach: ClampedPages,
     /// Its claim at the look before, as one word.
     pub(super) claim_word: AtomicU64,
-    /// Until then it keeps [`CHILD`] free for a child that it forks, microseconds.
+    /// Until then pages are kept free for a child that it forks, microseconds.
     pub for_child_until_us: AtomicU64,
+    /// Children that have begun to pay for what they share with it so far (a number).
+    pub children_that_pay: AtomicU32,
     /// Slots that its files have, by swap device.
     pub(super) files: [ClampedPages; FILES],
     /// 1: it waits for others.
@@ -158,6 +160,7 @@ impl Member {
         self.pid.store(pid, Relaxed);
         self.parent.store(0, Relaxed);
         self.unborn.store(0, Relaxed);
+        self.children_that_pay.store(0, Relaxed);
         self.namespace.store(namespace, Relaxed);
         self.since_us.store(now_us(), Relaxed);
         self.looked_us.store(now_us(), Relaxed);
@@ -176,8 +179,12 @@ impl Member {
 
     /// Its engine looks, so that what it wants and needs is true.
     pub fn is_looking(&self, now_us: u64) -> bool {
-        let has_engine = matches!(self.kind(), MemberKind::Watched | MemberKind::Managed);
-        has_engine && now_us.saturating_sub(self.looked_us.load(Relaxed)) < ABSENT_US
+        self.has_engine() && now_us.saturating_sub(self.looked_us.load(Relaxed)) < ABSENT_US
+    }
+
+    /// It has an engine, so it is known what it has.
+    pub(super) fn has_engine(&self) -> bool {
+        matches!(self.kind(), MemberKind::Watched | MemberKind::Managed)
     }
 
     /// Process `pid` has no thread that looks any more, and goes on: others look how much it has.
@@ -208,6 +215,13 @@ impl Member {
     /// A child was forked: it will claim for itself in a moment.
     pub fn has_forked(&self) {
         self.for_child_until_us.store(now_us() + CHILD_CLAIMS_US, SeqCst);
+    }
+
+    /// A child of this process, or one of that child, pays for its part of what it shares with it from now on. The place
+    /// may be another process's by now, to which that says little.
+    pub fn child_pays(&self) {
+        self.children_that_pay.fetch_add(1, SeqCst);
+        self.ring();
     }
 
     /// Its engine is to look.

@@ -61,12 +61,17 @@ pub const ENV_TREE_FD: &str = "FARPAGE_TREE_FD";
 /// As `/proc/PID/fd` shows it.
 pub const SEGMENT_NAME: &str = "farpage-tree";
 /// The first word of a segment, with its layout's version.
-const MAGIC: u64 = u64::from_le_bytes(*b"farpagT6");
+const MAGIC: u64 = u64::from_le_bytes(*b"farpagT7");
 /// Processes of a tree that can be members at the same time: a pass over so many takes 14 us. Places that were never
 /// taken are no memory.
 pub const MEMBERS: usize = 4096;
-/// What a forked child of a process with managed memory takes for itself at first, pages.
-const CHILD: u64 = 2048;
+/// What a forked child of a process with managed memory copies before others see it and make room: this part of the
+/// budget, at least and at most so many pages.
+const CHILD_PART: u64 = 6;
+const CHILD_LEAST: u64 = 2048;
+const CHILD_MOST: u64 = 4096;
+/// What all processes have is their peak if it is there for so long, microseconds.
+const PEAK_US: u64 = 10_000;
 /// How long a fork waits for them at most, microseconds.
 const CHILD_WAIT_US: u64 = 500_000;
 /// How long they are kept at most: the wait and a fork.
@@ -93,7 +98,7 @@ pub struct Header {
     chosen_us: AtomicU64,
     /// The place of the next process to look at that may be still.
     next_still: AtomicU32,
-    /// The largest sum that was seen.
+    /// The most that all processes had together; before any has an engine, claimed.
     pub peak: ClampedPages,
     /// Pages that have left the memory of any member: the clock by which all say how old theirs are.
     departures: AtomicU64,
@@ -403,14 +408,35 @@ impl Segment {
     /// All that is claimed, also for children that are about to be forked.
     pub fn claimed(&self) -> u64 {
         let sum = claims::total(self.places().map(|m| &m.claim), self.budget().max(1) * 4, now_us());
-        self.header.peak.at_least(sum);
+        if !self.living().any(Member::has_engine) {
+            self.header.peak.at_least(sum);
+        }
         sum + self.for_children()
+    }
+
+    /// Notes the most that all processes have together: without an engine, what they claim. `least` is the least that
+    /// the calling one has seen since it last noted something, and when that was. One that was forked, and its parent,
+    /// do not say in the same moment which of them pays for what; so what counts is there for [`PEAK_US`] at least.
+    pub fn note_peak(&self, least: &mut (u64, u64)) {
+        let has = |m: &Member| if m.has_engine() { m.used.load() } else { m.claim.held() };
+        let members = self.living().filter(|m| m.kind() != MemberKind::Nested);
+        let (all, now) = (members.fold(0u64, |sum, m| sum.saturating_add(has(m))), now_us());
+        least.0 = least.0.min(all);
+        if now.saturating_sub(least.1) >= PEAK_US {
+            self.header.peak.at_least(least.0);
+            *least = (all, now);
+        }
+    }
+
+    /// What is kept free for one child.
+    fn for_a_child(&self) -> u64 {
+        (self.budget() / CHILD_PART).clamp(CHILD_LEAST, CHILD_MOST)
     }
 
     fn for_children(&self) -> u64 {
         let now = now_us();
         let forks = |m: &&Member| (now..now + CHILD_MOST_US).contains(&m.for_child_until_us.load(Relaxed));
-        self.living().filter(forks).count() as u64 * CHILD
+        self.living().filter(forks).count() as u64 * self.for_a_child()
     }
 
     /// What processes could fill that have the library and no engine.

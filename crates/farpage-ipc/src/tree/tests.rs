@@ -30,14 +30,14 @@ fn a_fork_keeps_room_for_its_child() {
     let (parent, other) = (take(1), take(2));
     assert_eq!(segment.grow(parent, 10_000), 10_000);
     assert!(segment.wait_for_room_of_child(parent));
-    assert_eq!(segment.claimed(), 10_000 + CHILD);
-    assert_eq!(segment.grow(other, 10_000), 16_384 - 10_000 - CHILD, "no other gets it");
+    assert_eq!(segment.claimed(), 10_000 + segment.for_a_child());
+    assert_eq!(segment.grow(other, 10_000), 16_384 - 10_000 - segment.for_a_child(), "no other gets it");
     parent.has_forked();
     std::thread::sleep(std::time::Duration::from_micros(CHILD_CLAIMS_US + 1000));
-    assert_eq!(segment.grow(other, 10_000), CHILD, "nor is it kept for ever");
+    assert_eq!(segment.grow(other, 10_000), segment.for_a_child(), "nor is it kept for ever");
     // There is none, and no process that gives: it goes on without.
     assert!(!segment.wait_for_room_of_child(parent));
-    assert_eq!(segment.claimed(), 16_384 + CHILD);
+    assert_eq!(segment.claimed(), 16_384 + segment.for_a_child());
     // What a process that is gone has kept is there again.
     parent.claim.leave();
     assert!(segment.claimed() <= 16_384);

@@ -130,6 +130,15 @@ pub(crate) fn ask(segment: &Segment, mine: &Member, budget: &Budget, want: i64, 
     got
 }
 
+/// This process pays for so many of the pages that it shares with others, from now on (negative: no more): what it is
+/// promised follows. The monitor.
+pub(crate) fn follow_payment(mine: &Member, budget: &Budget, pages: i64) {
+    if pages != 0 && !park::is_parked(mine) {
+        let _held = lock(&budget.share);
+        budget.promise((budget.promised() + pages).max(FLOOR));
+    }
+}
+
 /// Before reclaim: asks for a step of the tree's memory; whether there was some. Not again before the monitor's
 /// next look, if there was not. The pager.
 pub(crate) fn asks_for_more(e: &Engine) -> bool {
@@ -176,6 +185,8 @@ pub(crate) struct TreeShare {
     faults: u64,
     used: i64,
     departed: u64,
+    /// See [`Segment::note_peak`].
+    least_of_all: (u64, u64),
     /// The tree's clock then, and when the process was last seen to be busy.
     clock: u64,
     busy_at: u64,
@@ -197,6 +208,7 @@ impl TreeShare {
             faults: 0,
             used: 0,
             departed: 0,
+            least_of_all: (0, now_us()),
             clock: segment.departed(0),
             busy_at: segment.departed(0),
             busy_us: now_us(),
@@ -239,6 +251,7 @@ impl TreeShare {
         let (mine, now) = (self.mine, now_us());
         let floor = floor(seen.engine).max(seen.engine + budget.unmanaged() + budget.stuck() + STEP_MIN);
         mine.used.store(seen.used.max(0) as u64);
+        self.segment.note_peak(&mut self.least_of_all);
         budget.whole_is(seen.most);
         self.segment.header.largest.note(mine.pid.load(Relaxed), seen.used.max(0) as u64);
         mine.floor.store(floor as u64);

@@ -40,7 +40,7 @@ impl Membership {
     /// Takes this thread's part. `is_child`: of a process with an engine; `resident`: pages.
     pub(super) fn new(e: &Engine, is_child: bool, resident: i64, now: Instant) -> Membership {
         let shared_pages = match is_child {
-            true => SharedPages::of_new_child(resident),
+            true => SharedPages::of_new_child(resident, tree::place()),
             false => SharedPages::of_child(unwatched::forked_with() as i64),
         };
         Membership { share: tree_share(e, is_child), shared_pages, forks: 0, children: now }
@@ -53,8 +53,12 @@ impl Membership {
         if std::mem::replace(&mut self.forks, forks) != forks {
             self.shared_pages.forked(e.is_active());
         }
-        let shared = self.shared_pages.shared(proc, rss, e.stat.pgfault.load(Relaxed));
+        let children = self.share.as_ref().map_or(0, |tree| tree.mine.children_that_pay.load(SeqCst));
+        let shared = self.shared_pages.shared(proc, rss, e.stat.pgfault.load(Relaxed), children);
         e.budget.shared_is(shared);
+        if let Some(tree) = &self.share {
+            share::follow_payment(tree.mine, &e.budget, self.shared_pages.moved());
+        }
         rss - shared.paid_by_others + pages(e.space.shared_bytes())
     }
 
