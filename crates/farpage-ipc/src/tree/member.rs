@@ -217,8 +217,8 @@ impl Member {
         self.for_child_until_us.store(now_us() + CHILD_CLAIMS_US, SeqCst);
     }
 
-    /// A child of this process, or one of that child, pays for its part of what it shares with it from now on. The place
-    /// may be another process's by now, to which that says little.
+    /// A child of this process, or one of that child, pays for its part of what they share from now on. The place may be
+    /// another process's by now, to which that says little.
     pub fn child_pays(&self) {
         self.children_that_pay.fetch_add(1, SeqCst);
         self.ring();
