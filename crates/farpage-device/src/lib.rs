@@ -40,6 +40,7 @@ pub mod pool;
 pub mod ram;
 pub mod read_queue;
 pub mod shared;
+pub mod slot_pages;
 pub mod space;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;

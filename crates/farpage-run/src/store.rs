@@ -226,7 +226,7 @@ fn store_queued(e: &Engine, waiting: &[Option<QueuedPage>]) -> usize {
 fn publish(e: &Engine, node: Node, frame: FrameNo, stored: Option<Entry>) {
     let to = stored.map_or(State::None, State::Swapped);
     if let (Some(pages), Some(entry)) = (&e.slots.slot_pages, stored) {
-        pages.stored(node, entry);
+        pages.stored(node.0, entry);
     }
     if !e.table.change(node, State::Writeback(frame), to) {
         e.free_entry(stored); // discarded by the program meanwhile

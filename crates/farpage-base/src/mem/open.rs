@@ -21,7 +21,7 @@ use rustix::mm::{madvise, mmap_anonymous, mprotect, mremap, munlock, munmap};
 use rustix::process::{Resource, getrlimit};
 use std::ffi::c_void;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 
 /// Bytes that are opened at a time.
 pub const STEP: usize = 1 << 20;
@@ -280,44 +280,6 @@ impl Opening {
     }
 }
 
-/// A reservation that is opened here and there, of at most `64 * WORDS` steps.
-#[derive(Debug)]
-pub struct Scattered<const WORDS: usize> {
-    base: usize,
-    len: usize,
-    /// A bit for each step that is open.
-    steps: [AtomicU64; WORDS],
-}
-
-impl<const WORDS: usize> Scattered<WORDS> {
-    /// Of `len` bytes at `base`, all closed.
-    ///
-    /// # Safety
-    /// The range is a reservation of the caller's own, and stays mapped as long as this is used.
-    pub const unsafe fn new(base: usize, len: usize) -> Scattered<WORDS> {
-        Scattered { base, len, steps: [const { AtomicU64::new(0) }; WORDS] }
-    }
-
-    /// Whether the byte `at` bytes behind the beginning can be written now: opens its step if need be. Any thread.
-    #[inline]
-    pub fn reach(&self, at: usize) -> bool {
-        let step = at / STEP;
-        let Some(word) = self.steps.get(step / 64) else { return false };
-        let bit = 1 << (step % 64);
-        word.load(Relaxed) & bit != 0 || self.open_step(step * STEP, word, bit)
-    }
-
-    #[cold]
-    fn open_step(&self, from: usize, word: &AtomicU64, bit: u64) -> bool {
-        // SAFETY: inside the reservation (promised to `new`). Two threads may open the same step.
-        let done = from < self.len && unsafe { open(self.base + from, STEP.min(self.len - from)) }.is_ok();
-        if done {
-            word.fetch_or(bit, Relaxed);
-        }
-        done
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -349,12 +311,6 @@ mod tests {
         assert!(opening.reach(at + 3 * STEP) && opening.reach(at + STEP));
         assert_eq!(protection(at + 3 * STEP - 1), "rw-p");
         assert!(opening.reach(at + len) && !opening.reach(at + len + 1));
-        // SAFETY: as above; a step of it is closed again.
-        unsafe { mprotect(base, len, MprotectFlags::empty()) }.unwrap();
-        // SAFETY: as above.
-        let scattered = unsafe { Scattered::<1>::new(at, len) };
-        assert!(scattered.reach(2 * STEP) && scattered.reach(3 * STEP - 1) && !scattered.reach(4 * STEP));
-        assert_eq!([0, 2, 3].map(|step| protection(at + step * STEP)), ["---p", "rw-p", "---p"]);
         // SAFETY: mapped above.
         unsafe { munmap(base, len) }.unwrap();
     }

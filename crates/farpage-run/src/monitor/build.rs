@@ -13,7 +13,6 @@ use crate::shared::managed_cache::Recent;
 use crate::shared::notice_ring::Notes;
 use crate::shared::page_table::{PageTable, TABLE_BYTES};
 use crate::shared::protocol::Fork;
-use crate::shared::slot_pages::SlotPages;
 use crate::shared::stacks::{MONITOR, STACK_LEN, STACKS};
 use crate::shared::start_error::StartError;
 use crate::shared::state::{Discovery, Engine, ProgramMemory, Slots, Stage, Wakeups, engine};
@@ -27,6 +26,7 @@ use farpage_base::sys::raw::gettid;
 use farpage_codec::page_hash::ContentKey;
 use farpage_device::frame_entries::FrameEntries;
 use farpage_device::shared::SharedCopies;
+use farpage_device::slot_pages::SlotPages;
 use farpage_device::space::SwapSpace;
 use farpage_ipc::stat::{Event, Events, StatPage};
 use farpage_ipc::tree;
@@ -106,7 +106,7 @@ pub(crate) fn build(plan: &'static StartPlan) -> Result<&'static Engine, StartEr
         frames,
         slots: Slots {
             frame_entries,
-            slot_pages: SlotPages::new(conf.readahead, space.any_rotational()),
+            slot_pages: SlotPages::are_wanted(conf.readahead, space.any_rotational()).then(SlotPages::new),
             pending_frees: Mutex::default(),
             key,
             clean: CleanSlotPolicy::default(),

@@ -5,7 +5,7 @@
 use crate::pager::cx::{Cx, Outcome, SCRATCH_PAGES};
 use crate::pager::prefetch::windows::Inflight;
 use crate::pager::readahead::{Plan, bounds, pages_of, run_around, single};
-use crate::shared::page_table::State;
+use crate::shared::page_table::{Node, State};
 use farpage_base::mem::units::{FrameNo, Page, Vpn};
 use farpage_base::sys::uffd::UffdError;
 use farpage_device::{Entry, LoadError};
@@ -143,7 +143,7 @@ impl Cx {
         let e = self.e;
         let page_at = |slot: u64| {
             let other = Entry::new(entry.device(), slot).filter(|other| !e.space.is_moved(*other))?;
-            let node = e.slots.slot_pages.as_ref()?.page_of(other);
+            let node = Node(e.slots.slot_pages.as_ref()?.page_of(other));
             (e.table.state(node) == State::Swapped(other)).then(|| e.table.vpn(node))
         };
         let up = (entry.slot() + 1..slots.end).map_while(page_at);

@@ -5,7 +5,6 @@
 //! | `state`, `stacks` | the engine; where its threads' stacks are |
 //! | `address_space` | what the pager asks of the kernel, as a trait: tests have a small kernel |
 //! | `page_table`, `lru` | one atomic word a page; the lists |
-//! | `slot_pages` | the page of each slot |
 //! | `budget`, `charge` | how many pages there are and may be; what was given and is not counted yet |
 //! | `notice_ring`, `managed_cache` | what the program's threads tell the pager, and need not tell |
 //! | `board` | what is to be loaded by other threads than the pager |
@@ -29,7 +28,6 @@ pub(crate) mod notice_ring;
 pub mod outcome;
 pub mod page_table;
 pub mod protocol;
-pub(crate) mod slot_pages;
 pub mod stacks;
 pub(crate) mod standby;
 pub mod start_error;

@@ -215,8 +215,7 @@ impl Builder {
             let first = u8::try_from(i).ok().and_then(|i| Entry::new(i, 1));
             first.is_some_and(|entry| swap.is_rotational(entry))
         });
-        let readahead = RegionReadahead::new(self.readahead, (pages as u64 / BUDGET_PART) as u32, rotational)
-            .map_err(os("cannot reserve address space"))?;
+        let readahead = RegionReadahead::new(self.readahead, (pages as u64 / BUDGET_PART) as u32, rotational);
         let lists = PageLists::new(self.mode == FaultMode::Signal, pages);
         let core = Arc::new(PagerCore {
             space,

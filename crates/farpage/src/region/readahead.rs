@@ -13,26 +13,22 @@
 //! Called by `fault` and `prefetch`. Locks: `maps` for reading (for writing when regions come and go), then `streams`,
 //! `vma` or `cluster` of one of them: leaves, held for a look-up, under a busy page, never across a system call.
 
-use super::space::OwnMapping;
 use super::word::{Hint, Seen};
 use super::write_protect_policy::WriteProtectPolicy;
 use farpage_base::mem::lock::{lock, lock_with_room};
-use farpage_base::mem::open::{STEP, Scattered};
 use farpage_device::Entry;
+use farpage_device::slot_pages::SlotPages;
 use farpage_ipc::stat::Stat;
 use farpage_swap::readahead::{ClusterState, Rule, Streams, Tuning, VmaState, Window};
 use farpage_swap::score::{OneIn, Score};
 use farpage_swap::tuning::{Controller, Controls};
-use rustix::mm::ProtFlags;
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
-use std::sync::{Mutex, PoisonError, RwLock};
+use std::sync::{Mutex, OnceLock, PoisonError, RwLock};
 
 /// Threads with a state of their own; more share.
 const THREADS: usize = 8;
-/// Slots whose page can be known at a time (more of them overwrite each other: less is read ahead, nothing wrong).
-const SLOTS: usize = 1 << 26;
 /// Most slots read for one fault.
 pub const SLOT_WINDOW: usize = 32;
 /// The background is given up while it came too late much more often than in time...
@@ -134,11 +130,8 @@ pub struct RegionReadahead {
     /// Most pages of a window here: a share of the budget.
     limit: u32,
     cluster: Mutex<ClusterState>,
-    /// Page of each slot, as of when it was stored: a hint, to be compared with the page's word.
-    owners: OwnMapping,
-    opening: Scattered<{ SLOTS * size_of::<AtomicU32>() / STEP / 64 }>,
-    /// Whether `owners` is kept.
-    by_slot: AtomicBool,
+    /// Where slot order is used.
+    slot_pages: OnceLock<SlotPages>,
     background: PrefetchScore,
 }
 
@@ -153,24 +146,19 @@ impl std::fmt::Debug for RegionReadahead {
 
 impl RegionReadahead {
     /// For a pager whose windows have at most `limit` pages; `rotational`: one of its devices is.
-    ///
-    /// # Errors
-    /// No address space.
-    pub fn new(tuning: Tuning, limit: u32, rotational: bool) -> Result<RegionReadahead, rustix::io::Errno> {
-        const BYTES: usize = SLOTS * size_of::<AtomicU32>();
-        let owners = OwnMapping::new(BYTES, ProtFlags::READ)?;
-        // SAFETY: the mapping lives as long as what is made here.
-        let opening = unsafe { Scattered::new(owners.0.base, BYTES) };
-        Ok(RegionReadahead {
+    pub fn new(tuning: Tuning, limit: u32, rotational: bool) -> RegionReadahead {
+        let slot_pages = OnceLock::new();
+        if SlotPages::are_wanted(tuning, rotational) {
+            slot_pages.get_or_init(SlotPages::new);
+        }
+        RegionReadahead {
             maps: RwLock::default(),
             tuning,
             limit: limit.max(1),
             cluster: Mutex::default(),
-            owners,
-            opening,
-            by_slot: AtomicBool::new(rotational || tuning.rule == Rule::Slot),
+            slot_pages,
             background: PrefetchScore::default(),
-        })
+        }
     }
 
     /// A region was made.
@@ -200,7 +188,7 @@ impl RegionReadahead {
         }
         if tuning.rule == Rule::Slot {
             // Slots stored before are not known; they are read alone.
-            self.by_slot.store(true, Relaxed);
+            self.slot_pages.get_or_init(SlotPages::new);
         }
     }
 
@@ -222,23 +210,17 @@ impl RegionReadahead {
         (page - map.first < map.pages).then(|| f(map))
     }
 
-    fn owner(&self, entry: Entry) -> &AtomicU32 {
-        let at = (entry.raw() as usize) % SLOTS;
-        // SAFETY: inside the mapping, which is zeroed, is used through atomics only, and lives as long as self.
-        unsafe { &*(self.owners.0.base as *const AtomicU32).add(at) }
-    }
-
     /// A page was stored in a slot.
     #[inline]
     pub fn stored(&self, page: u32, entry: Entry) {
-        if self.by_slot.load(Relaxed) && self.opening.reach(entry.raw() as usize % SLOTS * size_of::<AtomicU32>()) {
-            self.owner(entry).store(page, Relaxed);
+        if let Some(pages) = self.slot_pages.get() {
+            pages.stored(page, entry);
         }
     }
 
     /// The page that was stored in a slot last, perhaps.
     pub fn page_of(&self, entry: Entry) -> u32 {
-        self.owner(entry).load(Relaxed)
+        self.slot_pages.get().map_or(0, |pages| pages.page_of(entry))
     }
 
     /// `f` with what is known of writes to the region around `page`.

@@ -202,7 +202,7 @@ fn the_background_is_left_alone_while_it_is_late() {
 
 #[test]
 fn the_regions_that_fault_most_are_published() {
-    let state = RegionReadahead::new(Tuning::default(), 64, false).unwrap();
+    let state = RegionReadahead::new(Tuning::default(), 64, false);
     let entry = Entry::new(0, 1).unwrap();
     let to: [MappingReadahead; READAHEADS] = Default::default();
     // Region n has n faults, one of them where nothing shall be read ahead; the first has none.
