@@ -8,9 +8,9 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 /// Slots whose page can be known at a time; more overwrite each other: less is read ahead.
-const SLOTS: usize = 1 << 26;
+const SLOTS: usize = 1 << 24;
 /// So many are made room for at a time, when one of them is used first.
-const PIECE: usize = 1 << 16;
+const PIECE: usize = 1 << 14;
 
 /// The page of each slot, as of when it was stored: a hint, to be compared with the page's word. Four bytes a slot.
 #[derive(Debug)]
