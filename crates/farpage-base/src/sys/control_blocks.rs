@@ -27,7 +27,8 @@ pub fn of_threads(proc: &Proc, mut each: impl FnMut(usize)) -> Result<(), Errno>
 
 /// Calls `each` with the address of every control block at the upper end of a mapping, where libc puts it above a
 /// stack: also those of threads that have ended, whose stacks libc keeps. A block names itself twice (`tcb` and
-/// `self`).
+/// `self`). Where stacks are one mapping with the next one (glibc from 2.42 on, whose guards are no mappings), only the
+/// uppermost is found.
 ///
 /// # Errors
 /// As opening and reading `/proc/self/maps` and `/proc/self/mem`.
@@ -41,7 +42,7 @@ pub fn above_stacks(proc: &Proc, mut each: impl FnMut(usize)) -> Result<(), Errn
     mappings(&maps, &mut buffer, |m, _| {
         let mut page = [0u8; END];
         let from = m.end.saturating_sub(END).max(m.start);
-        // Unmapped by now, or without access: no stack.
+        // Unmapped by now.
         let end = &mut page[..m.end - from];
         if m.kind != Kind::Plain || pread(&memory, &mut *end, from as u64).is_ok_and(|n| n < end.len()) {
             return;

@@ -143,5 +143,6 @@ fn start(configuration: &CStr, device: c_int, wait: bool) -> Result<(), LateStar
     late::start(prepared, &crate::HEAP, &farpage_start_outcome, wait)?;
     environment::set(&variables);
     slots::take_over();
+    late::note_control_blocks();
     Ok(())
 }

@@ -7,7 +7,7 @@
 //! Caller: the preload library, on a program thread that holds no lock of the allocator's or the loader's. No locks.
 
 use crate::dormant::{self, CHARGES, OFF, STAGE};
-use crate::lifecycle::{preload, start};
+use crate::lifecycle::{preload, program, start};
 use crate::pager::robust;
 use crate::shared::charge::UNLIMITED;
 use crate::shared::given_uffds;
@@ -139,6 +139,14 @@ pub fn is_there() -> bool {
     STAGE.load(SeqCst) != OFF && !engine().is_some_and(has_ended)
 }
 
+/// Notes the control blocks of the threads that there were before the library stood in front of `pthread_create`, also
+/// of those that have ended. Where they cannot be looked for, a forked child may have to be ended, with a message. On a
+/// program thread.
+pub fn note_control_blocks() {
+    let _ =
+        Proc::open().and_then(|proc| control_blocks::above_stacks(&proc, |block| program::thread_started(block, 0)));
+}
+
 /// Starts the engine, and waits for it if `wait` says so. What becomes of it afterwards is noted in `outcome`.
 ///
 /// # Errors
@@ -163,8 +171,6 @@ pub fn start(
     }
     // It may have some.
     robust::robust_mutexes_seen();
-    // Where this cannot be read, a start fails for other reasons.
-    let _ = Proc::open().and_then(|proc| control_blocks::above_stacks(&proc, dormant::remember));
     set_listener(outcome);
     start::at_once(conf, heap, wait);
     if let Some(why) = outcome.failure() {
