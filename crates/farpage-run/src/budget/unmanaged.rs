@@ -65,9 +65,11 @@ pub(crate) struct Unmanaged {
     next_shared: Option<Instant>,
     stuck_since: Option<Instant>,
     found: UnmanagedPages,
-    /// Of these, the ones that are about to be managed, and since when there have been some.
+    /// Of these, the ones that are about to be managed.
     soon: u64,
-    soon_since: Option<Instant>,
+    /// What could be, and has not been for [`SOON`]; the least since when.
+    left: u64,
+    least: Option<(u64, Instant)>,
     /// Since when its tree has been above the budget because of such memory.
     over_since: Option<Instant>,
     /// Pages that the look before found, here and in the tree.
@@ -165,7 +167,7 @@ impl Unmanaged {
         if !e.budget.is_crowded(now_has.unknown) {
             e.budget.unmanaged_is(0);
             tell_tree(0);
-            (self.over_since, self.soon_since) = (None, None);
+            (self.over_since, self.left, self.least) = (None, 0, None);
             return;
         }
         if is_due(&mut self.next, now, PAUSE) {
@@ -243,8 +245,12 @@ impl Unmanaged {
                 soon += if matches!(kind, Kind::Plain | Kind::Code) { pages } else { 0 };
             }
         });
-        self.soon_since = if soon > 0 { Some(self.soon_since.unwrap_or(now)) } else { None };
-        self.soon = if self.soon_since.is_some_and(|since| now - since <= SOON) { soon } else { 0 };
+        let (least, since) = self.least.unwrap_or((soon, now));
+        self.least = Some((least.min(soon), since));
+        if now - since > SOON {
+            (self.left, self.least) = (least.min(soon), Some((soon, now)));
+        }
+        self.soon = soon.saturating_sub(self.left);
         counted.is_ok()
     }
 
