@@ -135,8 +135,8 @@ pub struct Member {
     pub(super) claim_word: AtomicU64,
     /// Until then pages are kept free for a child that it forks, microseconds.
     pub for_child_until_us: AtomicU64,
-    /// Children that have begun to pay for what they share with it so far (a number).
-    pub children_that_pay: AtomicU32,
+    /// What children have begun to pay for so far, of the pages that they share with it.
+    pub taken_over: AtomicU64,
     /// Slots that its files have, by swap device.
     pub(super) files: [ClampedPages; FILES],
     /// 1: it waits for others.
@@ -160,7 +160,7 @@ impl Member {
         self.pid.store(pid, Relaxed);
         self.parent.store(0, Relaxed);
         self.unborn.store(0, Relaxed);
-        self.children_that_pay.store(0, Relaxed);
+        self.taken_over.store(0, Relaxed);
         self.namespace.store(namespace, Relaxed);
         self.since_us.store(now_us(), Relaxed);
         self.looked_us.store(now_us(), Relaxed);
@@ -217,10 +217,9 @@ impl Member {
         self.for_child_until_us.store(now_us() + CHILD_CLAIMS_US, SeqCst);
     }
 
-    /// A child of this process, or one of that child, pays for its part of what they share from now on. The place may be
-    /// another process's by now, to which that says little.
-    pub fn child_pays(&self) {
-        self.children_that_pay.fetch_add(1, SeqCst);
+    /// A child pays for so many of the pages that this process has paid for.
+    pub fn takes_over(&self, pages: u64) {
+        self.taken_over.fetch_add(pages, SeqCst);
         self.ring();
     }
 

@@ -7,17 +7,17 @@
 //! asked for now and then, and between that it is estimated: a page that was made one's own was a fault that neither
 //! the engine served nor resident memory grew by.
 //!
-//! A child pays for nothing at first: many end or become another program at once. So its parent goes on paying for all
-//! until the child has lived for a while and measures, which it tells its parent ([`Member::child_pays`]), and that its
-//! own. If the parent measured first, no process would pay for the child's part meanwhile, and the parent would fill
-//! it. What they are promised changes hands with what they pay for ([`SharedPages::moved`]).
+//! A child pays for nothing at first: many end or become another program at once. Its parent pays for all until the child
+//! has lived for a while and measures. What the child takes over then, it tells its parent, so that at every moment one
+//! of them pays ([`SharedPages::begun`], [`SharedPages::taken_over`]), and what they are promised changes hands with it.
+//! If the parent measured before its child, no process would pay for the child's part, and the parent would fill it.
 //!
 //! Owner and caller: the monitor. No locks.
 
 use farpage_base::sys::cpu;
-use farpage_base::sys::proc::{Proc, Shared, minor_faults, shared_anonymous_pages};
-use farpage_ipc::tree::Member;
+use farpage_base::sys::proc::{Shared, minor_faults};
 use farpage_swap::PAGE_SIZE;
+use rustix::io::Errno;
 use std::time::{Duration, Instant};
 
 /// Time between two measurements: as many times the CPU time of one...
@@ -48,13 +48,9 @@ pub struct SharedPages {
     between: Duration,
     /// Since when a measurement has been put off because of forks.
     put_off: Option<Instant>,
-    /// How many children had measured by then.
-    children: u32,
-    /// Its parent, and whether that pays for all until this process measures.
-    parent: Option<&'static Member>,
+    /// Its parent pays for all until this process measures; then, what it pays for itself.
     is_new: bool,
-    /// See [`SharedPages::moved`].
-    moved: i64,
+    begun: i64,
 }
 
 impl SharedPages {
@@ -64,10 +60,10 @@ impl SharedPages {
         SharedPages { related: pages > 0, shared, resident: pages, minor: minor_faults(), ..SharedPages::default() }
     }
 
-    /// Of a process that `parent` has forked just now: that pays for all, until both measure.
-    pub fn of_new_child(pages: i64, parent: Option<&'static Member>) -> SharedPages {
+    /// Of a process that was forked just now: its parent pays for all, until it measures.
+    pub fn of_new_child(pages: i64) -> SharedPages {
         let next = Some(Instant::now() + BETWEEN);
-        SharedPages { next, between: BETWEEN, parent, is_new: true, ..SharedPages::of_child(pages) }
+        SharedPages { next, between: BETWEEN, is_new: true, ..SharedPages::of_child(pages) }
     }
 
     /// Others may have the same pages.
@@ -80,7 +76,7 @@ impl SharedPages {
     pub fn forked(&mut self, managed: bool) {
         let now = Instant::now();
         if !self.related {
-            *self = SharedPages { related: true, between: BETWEEN, children: self.children, ..SharedPages::default() };
+            *self = SharedPages { related: true, between: BETWEEN, ..SharedPages::default() };
         }
         if managed {
             let until = *self.put_off.get_or_insert(now) + CHILD_PAYS;
@@ -89,24 +85,21 @@ impl SharedPages {
     }
 
     /// Of `resident` pages, those that others have, too. `served`: faults that the engine has served so far.
-    /// `children`: children that have measured so far.
-    pub fn shared(&mut self, proc: &Proc, resident: i64, served: u64, children: u32) -> Shared {
-        let has_one_more = std::mem::replace(&mut self.children, children) != children;
+    pub fn shared(&mut self, resident: i64, served: u64, measure: impl FnOnce() -> Result<Shared, Errno>) -> Shared {
         if !self.related {
             return Shared::default();
         }
         let now = Instant::now();
-        if has_one_more || self.next.is_none_or(|next| now >= next) {
+        if self.next.is_none_or(|next| now >= next) {
             // On a busy machine a measurement takes longer and costs the same.
             let before = cpu::own_time();
-            let Ok(shared) = shared_anonymous_pages(proc) else {
+            let Ok(shared) = measure() else {
                 self.related = false;
                 return Shared::default();
             };
             let took = cpu::own_time() - before;
-            if has_one_more | std::mem::take(&mut self.is_new) {
-                self.moved += self.estimate(resident, served).paid_by_others - shared.paid_by_others;
-                self.parent.into_iter().for_each(Member::child_pays);
+            if std::mem::take(&mut self.is_new) {
+                self.begun = (self.estimate(resident, served).paid_by_others - shared.paid_by_others).max(0);
             }
             self.between = self.pause(shared, minor_faults(), resident);
             self.next = Some(now + (took * COST).max(self.between));
@@ -118,10 +111,18 @@ impl SharedPages {
         self.estimate(resident, served)
     }
 
-    /// Pages that this process began to pay for because it has lived for a while, or (negative) that a child did, since
-    /// this was asked last.
-    pub fn moved(&mut self) -> i64 {
-        std::mem::take(&mut self.moved)
+    /// Pages that this process has begun to pay for, once: its parent does no more.
+    pub fn begun(&mut self) -> i64 {
+        std::mem::take(&mut self.begun)
+    }
+
+    /// Children have begun to pay for so many of the `resident` pages. How many of them this process has paid for.
+    pub fn taken_over(&mut self, pages: i64, resident: i64) -> i64 {
+        let paid = resident - self.shared.paid_by_others;
+        let taken = if self.related { pages.clamp(0, paid.max(0)) } else { 0 };
+        self.shared.paid_by_others += taken;
+        self.shared.all = self.shared.all.max(self.shared.paid_by_others);
+        taken
     }
 
     /// What others have, too, by the last measurement and the counters.
@@ -179,22 +180,49 @@ mod tests {
     }
 
     #[test]
-    fn a_parent_pays_for_all_until_its_child_has_lived_for_a_while() {
-        let nowhere =
-            Proc::from_fd(rustix::fs::open("/", rustix::fs::OFlags::PATH, rustix::fs::Mode::empty()).unwrap());
+    fn at_every_moment_one_pays() {
+        let all = 80_000;
+        let no_look = || -> Result<Shared, Errno> { panic!("not yet") };
         let mut parent = SharedPages::default();
-        assert_eq!(parent.shared(&nowhere, 1000, 0, 0).paid_by_others, 0);
         parent.forked(true);
-        assert_eq!((parent.shared(&nowhere, 1000, 0, 0).paid_by_others, parent.is_related()), (0, true));
-        let mut child = SharedPages::of_new_child(1000, None);
-        // But for what the child has copied meanwhile (other tests have faults, too).
-        assert!(child.shared(&nowhere, 1000, 0, 0).paid_by_others > 0 && child.is_related());
-        // What is measured here cannot be read: so a measurement ends it.
+        let mut children: Vec<SharedPages> = (0..4).map(|_| SharedPages::of_new_child(all)).collect();
+        // But for what they have copied meanwhile (other tests have faults, too).
+        let about = |pages: i64, of: i64| assert!((pages - of).abs() < all / 8, "{pages} is not about {of}");
+        let mut pays = all;
+        for (i, child) in children.iter_mut().enumerate() {
+            about(all - parent.shared(all, 0, no_look).paid_by_others, pays);
+            about(child.shared(all, 0, no_look).paid_by_others, all);
+            assert_eq!(child.begun(), 0);
+            // It has lived for a while; so far i others and the parent have all pages.
+            child.next = None;
+            let part = all / (i as i64 + 2);
+            let paid = Shared { paid_by_others: all - part, all };
+            about(child.shared(all, 0, || Ok(paid)).paid_by_others, all - part);
+            let (begun, again) = (child.begun(), child.begun());
+            about(begun, part);
+            assert_eq!(again, 0, "once");
+            let taken = parent.taken_over(begun, all);
+            pays -= taken;
+            assert_eq!(taken, begun.min(all - (all - pays - taken)));
+        }
+        about(all - parent.shared(all, 0, no_look).paid_by_others, pays);
+        assert_eq!(parent.taken_over(2 * all, all), pays, "no more than it pays for");
+        // One that shares nothing has nothing that could be taken over: the place was another process's.
+        assert_eq!(SharedPages::default().taken_over(5_000, all), 0);
+    }
+
+    #[test]
+    fn a_process_that_forks_all_the_time_measures_now_and_then() {
+        let mut parent = SharedPages::default();
+        parent.forked(true);
         let since = parent.put_off;
-        parent.forked(true);
-        assert_eq!((parent.shared(&nowhere, 1000, 0, 0).paid_by_others, parent.put_off), (0, since));
-        assert!(parent.is_related() && parent.next == since.map(|since| since + CHILD_PAYS), "not put off for ever");
-        parent.shared(&nowhere, 1000, 0, 1);
-        assert!(!parent.is_related(), "its child pays");
+        (0..3).for_each(|_| parent.forked(true));
+        assert_eq!((parent.put_off, parent.next), (since, since.map(|since| since + CHILD_PAYS)));
+        parent.next = None;
+        parent.shared(1000, 0, || Ok(Shared { paid_by_others: 500, all: 1000 }));
+        assert!(parent.put_off.is_none() && parent.is_related());
+        parent.next = None;
+        parent.shared(1000, 0, || Err(Errno::ACCESS));
+        assert!(!parent.is_related(), "it cannot be read");
     }
 }

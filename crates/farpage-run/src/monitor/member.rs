@@ -8,12 +8,12 @@ use crate::shared::state::Engine;
 use crate::shared::warn_once::{self, WarningKind, warn_once_in_tree};
 use farpage_base::mem::lock::lock;
 use farpage_base::sys::clock::now_us;
-use farpage_base::sys::proc::{Proc, name_of, threads};
+use farpage_base::sys::proc::{Proc, name_of, shared_anonymous_pages, threads};
 use farpage_base::sys::raw::gettid;
 use farpage_base::sys::robust;
 use farpage_ipc::conf::size;
 use farpage_ipc::tree::excess::{self, Excess};
-use farpage_ipc::tree::{self, MemberKind, Segment, strangers, sums};
+use farpage_ipc::tree::{self, Member, MemberKind, Segment, strangers, sums};
 use farpage_swap::PAGE_SIZE;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::time::{Duration, Instant};
@@ -30,20 +30,32 @@ pub(super) struct Membership {
     pub(super) share: Option<TreeShare>,
     /// Pages that it has together with other processes.
     pub(super) shared_pages: SharedPages,
+    /// The place of the process that has forked this one.
+    parent: Option<&'static Member>,
+    /// [`Member::taken_over`], as of the last look, and what has not left this process's part yet.
+    taken_over: u64,
+    taken: i64,
     /// Forks so far.
     forks: u64,
     /// When it last looked for children that say nothing.
     children: Instant,
 }
 
+fn getppid() -> Option<u32> {
+    rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get() as u32)
+}
+
 impl Membership {
     /// Takes this thread's part. `is_child`: of a process with an engine; `resident`: pages.
     pub(super) fn new(e: &Engine, is_child: bool, resident: i64, now: Instant) -> Membership {
         let shared_pages = match is_child {
-            true => SharedPages::of_new_child(resident, tree::place()),
+            true => SharedPages::of_new_child(resident),
             false => SharedPages::of_child(unwatched::forked_with() as i64),
         };
-        Membership { share: tree_share(e, is_child), shared_pages, forks: 0, children: now }
+        let parent = if is_child { tree::place() } else { None };
+        let share = tree_share(e, is_child);
+        let taken_over = share.as_ref().map_or(0, |tree| tree.mine.taken_over.load(SeqCst));
+        Membership { share, shared_pages, parent, taken_over, taken: 0, forks: 0, children: now }
     }
 
     /// Of `rss` pages those that other processes pay for are left out.
@@ -53,12 +65,18 @@ impl Membership {
         if std::mem::replace(&mut self.forks, forks) != forks {
             self.shared_pages.forked(e.is_active());
         }
-        let children = self.share.as_ref().map_or(0, |tree| tree.mine.children_that_pay.load(SeqCst));
-        let shared = self.shared_pages.shared(proc, rss, e.stat.pgfault.load(Relaxed), children);
-        e.budget.shared_is(shared);
-        if let Some(tree) = &self.share {
-            share::follow_payment(tree.mine, &e.budget, self.shared_pages.moved());
+        let so_far = self.share.as_ref().map_or(0, |tree| tree.mine.taken_over.load(SeqCst));
+        let new = so_far.wrapping_sub(std::mem::replace(&mut self.taken_over, so_far));
+        self.taken += self.shared_pages.taken_over(i64::try_from(new).unwrap_or(i64::MAX), rss);
+        let shared = self.shared_pages.shared(rss, e.stat.pgfault.load(Relaxed), || shared_anonymous_pages(proc));
+        let begun = self.shared_pages.begun();
+        if let Some(tree) = self.share.as_ref().filter(|_| begun > 0) {
+            share::follow_payment(tree.mine, &e.budget, begun);
+            // Not if it has ended: another process may have its place.
+            let parent = self.parent.filter(|place| getppid() == Some(place.pid.load(Relaxed)));
+            parent.into_iter().for_each(|parent| parent.takes_over(begun as u64));
         }
+        e.budget.shared_is(shared);
         rss - shared.paid_by_others + pages(e.space.shared_bytes())
     }
 
@@ -66,6 +84,8 @@ impl Membership {
     /// those that cannot.
     pub(super) fn look(&mut self, e: &Engine, proc: &Proc, used: i64) -> bool {
         let Some(tree) = &mut self.share else { return false };
+        // After the sample, which no longer counts them.
+        share::follow_payment(tree.mine, &e.budget, -std::mem::take(&mut self.taken));
         let load = |counter: &AtomicU64| counter.load(Relaxed);
         tree.mine.swapped.store(e.table.swapped_pages());
         tree.mine.shared.store(e.budget.shared().max(0) as u64);
