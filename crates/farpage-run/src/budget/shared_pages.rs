@@ -7,10 +7,11 @@
 //! asked for now and then, and between that it is estimated: a page that was made one's own was a fault that neither
 //! the engine served nor resident memory grew by.
 //!
-//! A child pays for nothing at first: many end or become another program at once. Its parent pays for all until the child
-//! has lived for a while and measures. What the child takes over then, it tells its parent, so that at every moment one
-//! of them pays ([`SharedPages::begun`], [`SharedPages::taken_over`]), and what they are promised changes hands with it.
-//! If the parent measured before its child, no process would pay for the child's part, and the parent would fill it.
+//! A child pays for nothing at first: many end or become another program at once. Its parent pays for all until the
+//! child has lived for a while and measures. What the child takes over then, it tells its parent, so that at every
+//! moment one of them pays ([`SharedPages::begun`], [`SharedPages::taken_over`]), and what they are promised changes
+//! hands with it. If the parent measured before its child, no process would pay for the child's part, and the parent
+//! would fill it.
 //!
 //! Owner and caller: the monitor. No locks.
 

@@ -111,8 +111,8 @@ fn who_has_much_out_keeps_what_its_engine_needs_for_that() {
     assert_eq!(idle.budget.promised(), 3_000 + BESIDES);
 }
 
-/// A forked child begins with little. Its engine has tables for all that is out, and some pages cannot be taken out: more
-/// than it was promised, of which nothing can leave.
+/// A forked child begins with little. Its engine has tables for all that is out, and some pages cannot be taken out:
+/// more than it was promised, of which nothing can leave.
 #[test]
 fn who_has_only_what_cannot_leave_is_not_waited_for() {
     let segment = tree_of(24_576);
