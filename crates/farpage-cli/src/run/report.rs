@@ -139,7 +139,7 @@ fn tree_rows(tree: &Tree, row: &mut dyn FnMut(&str, String, String)) {
     let joined = header.joined.load(Relaxed);
     let (peak, strangers) = (header.peak.load(), header.strangers_peak.load());
     let most = if peak > 0 { size_of(peak) } else { "-".into() };
-    row("all processes", most, format!("at most, of {joined} processes one after the other or together"));
+    row("all processes", most, format!("claimed at most, by {joined} processes one after the other or together"));
     if strangers > 0 {
         row("without library", size_of(strangers), "at most, of processes that cannot be managed".into());
     }

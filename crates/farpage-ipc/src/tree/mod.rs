@@ -98,7 +98,7 @@ pub struct Header {
     chosen_us: AtomicU64,
     /// The place of the next process to look at that may be still.
     next_still: AtomicU32,
-    /// The most that all processes had together; before any has an engine, claimed.
+    /// The most that all processes counted together, what they share perhaps twice; before any has an engine, claimed.
     pub peak: ClampedPages,
     /// Pages that have left the memory of any member: the clock by which all say how old theirs are.
     departures: AtomicU64,
@@ -414,7 +414,7 @@ impl Segment {
         sum + self.for_children()
     }
 
-    /// Notes the most that all processes have together: without an engine, what they claim. `least` is the least that
+    /// Notes the most that all processes count together: without an engine, what they claim. `least` is the least that
     /// the calling one has seen since it last noted something, and when that was. One that was forked, and its parent,
     /// do not say in the same moment which of them pays for what; so what counts is there for [`PEAK_US`] at least.
     pub fn note_peak(&self, least: &mut (u64, u64)) {
