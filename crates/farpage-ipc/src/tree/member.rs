@@ -179,12 +179,8 @@ impl Member {
 
     /// Its engine looks, so that what it wants and needs is true.
     pub fn is_looking(&self, now_us: u64) -> bool {
-        self.has_engine() && now_us.saturating_sub(self.looked_us.load(Relaxed)) < ABSENT_US
-    }
-
-    /// It has an engine, so it is known what it has.
-    pub(super) fn has_engine(&self) -> bool {
-        matches!(self.kind(), MemberKind::Watched | MemberKind::Managed)
+        let has_engine = matches!(self.kind(), MemberKind::Watched | MemberKind::Managed);
+        has_engine && now_us.saturating_sub(self.looked_us.load(Relaxed)) < ABSENT_US
     }
 
     /// Process `pid` has no thread that looks any more, and goes on: others look how much it has.

@@ -70,8 +70,6 @@ pub const MEMBERS: usize = 4096;
 const CHILD_PART: u64 = 6;
 const CHILD_LEAST: u64 = 2048;
 const CHILD_MOST: u64 = 4096;
-/// What all processes have is their peak if it is there for so long, microseconds.
-const PEAK_US: u64 = 10_000;
 /// How long a fork waits for them at most, microseconds.
 const CHILD_WAIT_US: u64 = 500_000;
 /// How long they are kept at most: the wait and a fork.
@@ -98,7 +96,7 @@ pub struct Header {
     chosen_us: AtomicU64,
     /// The place of the next process to look at that may be still.
     next_still: AtomicU32,
-    /// The most that all processes counted together, what they share perhaps twice; before any has an engine, claimed.
+    /// The largest sum that was seen.
     pub peak: ClampedPages,
     /// Pages that have left the memory of any member: the clock by which all say how old theirs are.
     departures: AtomicU64,
@@ -408,24 +406,8 @@ impl Segment {
     /// All that is claimed, also for children that are about to be forked.
     pub fn claimed(&self) -> u64 {
         let sum = claims::total(self.places().map(|m| &m.claim), self.budget().max(1) * 4, now_us());
-        if !self.living().any(Member::has_engine) {
-            self.header.peak.at_least(sum);
-        }
+        self.header.peak.at_least(sum);
         sum + self.for_children()
-    }
-
-    /// Notes the most that all processes count together: without an engine, what they claim. `least` is the least that
-    /// the calling one has seen since it last noted something, and when that was. One that was forked, and its parent,
-    /// do not say in the same moment which of them pays for what; so what counts is there for [`PEAK_US`] at least.
-    pub fn note_peak(&self, least: &mut (u64, u64)) {
-        let has = |m: &Member| if m.has_engine() { m.used.load() } else { m.claim.held() };
-        let members = self.living().filter(|m| m.kind() != MemberKind::Nested);
-        let (all, now) = (members.fold(0u64, |sum, m| sum.saturating_add(has(m))), now_us());
-        least.0 = least.0.min(all);
-        if now.saturating_sub(least.1) >= PEAK_US {
-            self.header.peak.at_least(least.0);
-            *least = (all, now);
-        }
     }
 
     /// What is kept free for one child.

@@ -185,8 +185,6 @@ pub(crate) struct TreeShare {
     faults: u64,
     used: i64,
     departed: u64,
-    /// See [`Segment::note_peak`].
-    least_of_all: (u64, u64),
     /// The tree's clock then, and when the process was last seen to be busy.
     clock: u64,
     busy_at: u64,
@@ -208,7 +206,6 @@ impl TreeShare {
             faults: 0,
             used: 0,
             departed: 0,
-            least_of_all: (0, now_us()),
             clock: segment.departed(0),
             busy_at: segment.departed(0),
             busy_us: now_us(),
@@ -251,7 +248,6 @@ impl TreeShare {
         let (mine, now) = (self.mine, now_us());
         let floor = floor(seen.engine).max(seen.engine + budget.unmanaged() + budget.stuck() + STEP_MIN);
         mine.used.store(seen.used.max(0) as u64);
-        self.segment.note_peak(&mut self.least_of_all);
         budget.whole_is(seen.most);
         self.segment.header.largest.note(mine.pid.load(Relaxed), seen.used.max(0) as u64);
         mine.floor.store(floor as u64);
