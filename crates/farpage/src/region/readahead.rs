@@ -130,6 +130,8 @@ pub struct RegionReadahead {
     /// Most pages of a window here: a share of the budget.
     limit: u32,
     cluster: Mutex<ClusterState>,
+    /// One of the devices is.
+    rotational: bool,
     /// Where slot order is used.
     slot_pages: OnceLock<SlotPages>,
     background: PrefetchScore,
@@ -147,17 +149,23 @@ impl std::fmt::Debug for RegionReadahead {
 impl RegionReadahead {
     /// For a pager whose windows have at most `limit` pages; `rotational`: one of its devices is.
     pub fn new(tuning: Tuning, limit: u32, rotational: bool) -> RegionReadahead {
-        let slot_pages = OnceLock::new();
-        if SlotPages::are_wanted(tuning, rotational) {
-            slot_pages.get_or_init(SlotPages::new);
-        }
-        RegionReadahead {
+        let readahead = RegionReadahead {
             maps: RwLock::default(),
             tuning,
             limit: limit.max(1),
             cluster: Mutex::default(),
-            slot_pages,
+            rotational,
+            slot_pages: OnceLock::new(),
             background: PrefetchScore::default(),
+        };
+        readahead.want_slot_pages(tuning);
+        readahead
+    }
+
+    /// Some region is read ahead in this way from now on. Slots stored before are not known; they are read alone.
+    fn want_slot_pages(&self, tuning: Tuning) {
+        if SlotPages::are_wanted(tuning, self.rotational) {
+            self.slot_pages.get_or_init(SlotPages::new);
         }
     }
 
@@ -186,10 +194,7 @@ impl RegionReadahead {
         if let Some(map) = maps.iter_mut().find(|m| m.first == first) {
             **map = Map::new(map.first, map.pages, tuning);
         }
-        if tuning.rule == Rule::Slot {
-            // Slots stored before are not known; they are read alone.
-            self.slot_pages.get_or_init(SlotPages::new);
-        }
+        self.want_slot_pages(tuning);
     }
 
     /// How well reading ahead went so far in the region that `page` is in.

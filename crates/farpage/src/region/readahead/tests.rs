@@ -201,6 +201,20 @@ fn the_background_is_left_alone_while_it_is_late() {
 }
 
 #[test]
+fn the_page_of_a_slot_is_known_once_a_region_wants_it() {
+    let (entry, none) = (Entry::new(0, 70_000).unwrap(), Tuning { rule: Rule::None, ..Tuning::default() });
+    for (rule, rotational, known) in [(Rule::Stream, true, 9), (Rule::Slot, false, 9), (Rule::Stream, false, 0)] {
+        let state = RegionReadahead::new(none, 64, rotational);
+        state.open(1, 100);
+        state.stored(9, entry);
+        assert_eq!(state.page_of(entry), 0);
+        state.tune(1, Tuning { rule, ..none });
+        state.stored(9, entry);
+        assert_eq!(state.page_of(entry), known);
+    }
+}
+
+#[test]
 fn the_regions_that_fault_most_are_published() {
     let state = RegionReadahead::new(Tuning::default(), 64, false);
     let entry = Entry::new(0, 1).unwrap();
