@@ -213,12 +213,6 @@ impl Member {
         self.for_child_until_us.store(now_us() + CHILD_CLAIMS_US, SeqCst);
     }
 
-    /// A child pays for so many of the pages that this process has paid for.
-    pub fn takes_over(&self, pages: u64) {
-        self.taken_over.fetch_add(pages, SeqCst);
-        self.ring();
-    }
-
     /// Its engine is to look.
     pub fn ring(&self) {
         self.wake.fetch_add(1, SeqCst);

@@ -410,6 +410,15 @@ impl Segment {
         sum + self.for_children()
     }
 
+    /// `child` pays from now on for so many pages that the process which has forked it has paid for.
+    pub fn takes_over(&self, child: &Member, pages: u64) {
+        let (parent, namespace) = (child.parent.load(SeqCst), child.namespace.load(Relaxed));
+        if let Some(parent) = self.living().find(|m| m.is(parent, namespace)) {
+            parent.taken_over.fetch_add(pages, SeqCst);
+            parent.ring();
+        }
+    }
+
     /// What is kept free for one child.
     fn for_a_child(&self) -> u64 {
         (self.budget() / CHILD_PART).clamp(CHILD_LEAST, CHILD_MOST)

@@ -24,6 +24,22 @@ fn a_segment_keeps_its_size_and_what_is_none_is_not_mapped() {
 }
 
 #[test]
+fn what_a_child_takes_over_its_parent_is_told() {
+    let segment = segment_of(64 << 20);
+    let [parent, child, other] = [1, 2, 3].map(|pid| segment.member_for_test(pid));
+    child.parent.store(1, SeqCst);
+    let woken = parent.wake.load(SeqCst);
+    segment.takes_over(child, 100);
+    segment.takes_over(child, 20);
+    segment.takes_over(other, 7);
+    let told = || [parent, child, other].map(|m| m.taken_over.load(SeqCst));
+    assert_eq!((told(), parent.wake.load(SeqCst)), ([120, 0, 0], woken + 2));
+    parent.claim.leave();
+    segment.takes_over(child, 5);
+    assert_eq!(told(), [120, 0, 0], "it has ended");
+}
+
+#[test]
 fn a_fork_keeps_room_for_its_child() {
     let segment = segment_of(64 << 20);
     let take = |pid| &segment.members[segment.take(pid, pid, 1, MemberKind::Managed).unwrap()];

@@ -13,7 +13,7 @@ use farpage_base::sys::raw::gettid;
 use farpage_base::sys::robust;
 use farpage_ipc::conf::size;
 use farpage_ipc::tree::excess::{self, Excess};
-use farpage_ipc::tree::{self, Member, MemberKind, Segment, strangers, sums};
+use farpage_ipc::tree::{self, MemberKind, Segment, strangers, sums};
 use farpage_swap::PAGE_SIZE;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::time::{Duration, Instant};
@@ -30,19 +30,13 @@ pub(super) struct Membership {
     pub(super) share: Option<TreeShare>,
     /// Pages that it has together with other processes.
     pub(super) shared_pages: SharedPages,
-    /// The place of the process that has forked this one.
-    parent: Option<&'static Member>,
-    /// [`Member::taken_over`], as of the last look, and what has not left this process's part yet.
+    /// [`tree::Member::taken_over`], as of the last look, and what has not left this process's part yet.
     taken_over: u64,
     taken: i64,
     /// Forks so far.
     forks: u64,
     /// When it last looked for children that say nothing.
     children: Instant,
-}
-
-fn getppid() -> Option<u32> {
-    rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get() as u32)
 }
 
 impl Membership {
@@ -52,10 +46,9 @@ impl Membership {
             true => SharedPages::of_new_child(resident),
             false => SharedPages::of_child(unwatched::forked_with() as i64),
         };
-        let parent = if is_child { tree::place() } else { None };
         let share = tree_share(e, is_child);
         let taken_over = share.as_ref().map_or(0, |tree| tree.mine.taken_over.load(SeqCst));
-        Membership { share, shared_pages, parent, taken_over, taken: 0, forks: 0, children: now }
+        Membership { share, shared_pages, taken_over, taken: 0, forks: 0, children: now }
     }
 
     /// Of `rss` pages those that other processes pay for are left out.
@@ -72,9 +65,7 @@ impl Membership {
         let begun = self.shared_pages.begun();
         if let Some(tree) = self.share.as_ref().filter(|_| begun > 0) {
             share::follow_payment(tree.mine, &e.budget, begun);
-            // Not if it has ended: another process may have its place.
-            let parent = self.parent.filter(|place| getppid() == Some(place.pid.load(Relaxed)));
-            parent.into_iter().for_each(|parent| parent.takes_over(begun as u64));
+            tree.segment.takes_over(tree.mine, begun as u64);
         }
         e.budget.shared_is(shared);
         rss - shared.paid_by_others + pages(e.space.shared_bytes())
