@@ -65,11 +65,9 @@ pub(crate) struct Unmanaged {
     next_shared: Option<Instant>,
     stuck_since: Option<Instant>,
     found: UnmanagedPages,
-    /// Of these, the ones that are about to be managed.
+    /// Of these, the ones that are about to be managed; those that could be, and are not.
     soon: u64,
-    /// What could be, and has not been for [`SOON`]; the least since when.
-    left: u64,
-    least: Option<(u64, Instant)>,
+    left: LeftPages,
     /// Since when its tree has been above the budget because of such memory.
     over_since: Option<Instant>,
     /// Pages that the look before found, here and in the tree.
@@ -146,6 +144,27 @@ fn pages_of_tree() -> (i64, i64) {
     segment.living().fold((0, 0), |(used, immovable), m| (add(used, &m.used), add(immovable, &m.immovable)))
 }
 
+/// Pages that could be managed, and have not been for [`SOON`].
+#[derive(Default)]
+struct LeftPages {
+    pages: u64,
+    /// The least that there was since when.
+    least: Option<(u64, Instant)>,
+}
+
+impl LeftPages {
+    /// There are so many that could be managed. How many of them have been there for long.
+    fn look(&mut self, pages: u64, now: Instant) -> u64 {
+        let (least, since) = self.least.map_or((pages, now), |(least, since)| (least.min(pages), since));
+        self.least = Some((least, since));
+        if now - since > SOON {
+            (self.pages, self.least) = (least, Some((pages, now)));
+        }
+        self.pages = self.pages.min(pages);
+        self.pages
+    }
+}
+
 fn is_due(next: &mut Option<Instant>, now: Instant, pause: Duration) -> bool {
     let due = next.is_none_or(|next| now >= next);
     if due {
@@ -167,7 +186,7 @@ impl Unmanaged {
         if !e.budget.is_crowded(now_has.unknown) {
             e.budget.unmanaged_is(0);
             tell_tree(0);
-            (self.over_since, self.left, self.least) = (None, 0, None);
+            (self.over_since, self.left) = (None, LeftPages::default());
             return;
         }
         if is_due(&mut self.next, now, PAUSE) {
@@ -245,12 +264,7 @@ impl Unmanaged {
                 soon += if matches!(kind, Kind::Plain | Kind::Code) { pages } else { 0 };
             }
         });
-        let (least, since) = self.least.unwrap_or((soon, now));
-        self.least = Some((least.min(soon), since));
-        if now - since > SOON {
-            (self.left, self.least) = (least.min(soon), Some((soon, now)));
-        }
-        self.soon = soon.saturating_sub(self.left);
+        self.soon = soon - self.left.look(soon, now);
         counted.is_ok()
     }
 
@@ -288,6 +302,17 @@ impl Unmanaged {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_has_been_there_for_long_will_not_be_managed() {
+        let (begin, mut left) = (Instant::now(), LeftPages::default());
+        let mut look = |ms, pages| left.look(pages, begin + Duration::from_millis(ms));
+        assert_eq!((look(0, 90), look(50, 1000), look(100, 100)), (0, 0, 0), "it is early");
+        assert_eq!(look(250, 5000), 90, "what there was at each look");
+        // New memory has its time, too.
+        assert_eq!((look(300, 5000), look(350, 40)), (90, 40));
+        assert_eq!((look(500, 3000), look(600, 3000), look(750, 3000)), (40, 40, 3000));
+    }
 
     #[test]
     fn the_largest_part_is_told_first_and_small_ones_are_not() {
