@@ -42,9 +42,9 @@ pub fn above_stacks(proc: &Proc, mut each: impl FnMut(usize)) -> Result<(), Errn
     mappings(&maps, &mut buffer, |m, _| {
         let mut page = [0u8; END];
         let from = m.end.saturating_sub(END).max(m.start);
-        // Unmapped by now.
         let end = &mut page[..m.end - from];
-        if m.kind != Kind::Plain || pread(&memory, &mut *end, from as u64).is_ok_and(|n| n < end.len()) {
+        // Or unmapped by now.
+        if m.kind != Kind::Plain || !pread(&memory, &mut *end, from as u64).is_ok_and(|n| n == end.len()) {
             return;
         }
         let word = |at: usize| end.get(at..at + 8).map(|b| usize::from_le_bytes(b.try_into().unwrap_or_default()));

@@ -433,8 +433,9 @@ pub(crate) fn dozes() -> bool {
 /// Control blocks that are remembered, a power of two.
 const BLOCKS: usize = 1024;
 
-/// Control blocks of threads that were started without an engine, also of those that have ended: libc keeps their
-/// stacks, and touches them in a forked child. A set, with the place by the address.
+/// Control blocks of threads that were started before memory was managed, also of those that have ended: libc keeps
+/// their stacks, and touches them in a forked child. A set, with the place by the address; what finds no place is not
+/// remembered.
 static THREADS: [AtomicUsize; BLOCKS] = [const { AtomicUsize::new(0) }; BLOCKS];
 
 pub(crate) fn remember(block: usize) {

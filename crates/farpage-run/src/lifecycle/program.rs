@@ -25,11 +25,12 @@ pub fn handed_out(start: usize, len: usize, mapped: bool) {
 /// A thread was started whose control block is at `block` (an address in it, as `pthread_t` is), with so much stack.
 /// Called on a program thread.
 pub fn thread_started(block: usize, stack: usize) {
+    let engine = engine();
     // A forked child may have to make an engine of its own.
-    if !engine().is_some_and(Engine::is_active) {
+    if !engine.is_some_and(Engine::is_active) {
         dormant::remember(block);
     }
-    match engine() {
+    match engine {
         Some(engine) => engine.thread_started(block),
         None => start::thread_started(stack),
     }
