@@ -15,6 +15,11 @@ pub const fn memory_most(budget: u64) -> u64 {
     budget / 8 * 7
 }
 
+/// The least budget in which they may take so much.
+pub(super) const fn budget_of(most: u64) -> u64 {
+    most.div_ceil(7) * 8
+}
+
 /// Whether devices that take memory of the budget leave room for pages. (Compressed memory never takes more than its
 /// share, whatever its size; plain memory takes what it was given, and pages would go back and forth for ever.)
 ///

@@ -1,5 +1,6 @@
 //! All devices together: order, what falls through to the next, and random work against a model.
 
+use super::build::memory_most;
 use super::*;
 use crate::testing::{Frame, Region, check_of, page_of};
 use farpage_ipc::conf::{Alg, DeviceKind, InjectedFault};
@@ -502,4 +503,27 @@ fn device_space_notices_what_was_silently_not_stored() {
         assert!((10..400).contains(&lost), "{lost}");
         assert_eq!(s.usage().devices_failed, 0);
     }
+}
+
+#[test]
+fn the_least_budget_of_a_pool_without_a_file_takes_all_pages_and_hardly_less_would() {
+    let region = Region::new(8 << 20);
+    let s = space(&region, 8 << 20, &[zram(None)]).unwrap();
+    const ALL: u64 = 2048;
+    let store = |i: u64| s.store(&page_of(8 * i + 1).0, check_of(8 * i + 1));
+    let least = |stored: u64| s.least_budget(ALL * 4096, stored * 4096);
+    let before = least(0);
+    (0..1024).for_each(|i| _ = store(i).unwrap());
+    let budget = least(1024);
+    assert!(before > budget, "as if they were halved: {before}, then {budget}");
+    s.set_pool_limit(memory_most(budget * 15 / 16));
+    let fit = (1024..ALL).take_while(|i| store(*i).is_ok()).count() as u64;
+    assert!(fit > 768 && 1024 + fit < ALL, "{fit} more");
+    s.set_pool_limit(memory_most(budget));
+    (1024 + fit..ALL).for_each(|i| _ = store(i).unwrap());
+    assert!(least(ALL).abs_diff(budget) < budget / 32, "it was known: {budget}, {}", least(ALL));
+
+    let dir = tempfile::tempdir().unwrap();
+    let tiered = space(&region, 1 << 20, &[zram(None), file(dir.path(), None, None)]).unwrap();
+    assert_eq!(tiered.least_budget(ALL * 4096, 0), 0, "a file takes them");
 }

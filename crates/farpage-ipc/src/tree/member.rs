@@ -9,6 +9,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCs
 
 /// A member that has not looked for so long is stopped, or waits for a CPU: no other counts on it. Microseconds.
 const ABSENT_US: u64 = 300_000;
+/// One that has looked within so long looks again soon. Microseconds.
+const JUST_US: u64 = 2_000;
 /// How long room for a child is kept after the fork at most, until it has claimed it. Microseconds.
 pub(super) const CHILD_CLAIMS_US: u64 = 20_000;
 /// Swap devices whose size is for the tree: the first ones.
@@ -211,6 +213,18 @@ impl Member {
     /// A child was forked: it will claim for itself in a moment.
     pub fn has_forked(&self) {
         self.for_child_until_us.store(now_us() + CHILD_CLAIMS_US, SeqCst);
+    }
+
+    /// Its engine is to look; not again if it has just looked: where many want what one has, all say so at each look.
+    pub fn nudge(&self) {
+        if !self.looks_soon(now_us()) {
+            self.ring();
+        }
+    }
+
+    /// One that rests has noted when it will look.
+    pub(super) fn looks_soon(&self, now_us: u64) -> bool {
+        now_us.checked_sub(self.looked_us.load(Relaxed)).is_some_and(|us| us < JUST_US)
     }
 
     /// Its engine is to look.

@@ -24,6 +24,21 @@ fn a_segment_keeps_its_size_and_what_is_none_is_not_mapped() {
 }
 
 #[test]
+fn who_rests_or_was_absent_is_woken_and_who_has_just_looked_is_not() {
+    let member = segment_of(64 << 20).member_for_test(1);
+    let soon = [9_000, 9_999, 10_000, 10_001, 900_000].map(|looked_us| {
+        member.looked_us.store(looked_us, Relaxed);
+        member.looks_soon(10_000)
+    });
+    assert_eq!(soon, [true, true, true, false, false], "one that rests has noted when it will look");
+    assert!(!member.looks_soon(1_000_000));
+    let woken = member.wake.load(SeqCst);
+    member.looked_us.store(0, Relaxed);
+    member.nudge();
+    assert_eq!(member.wake.load(SeqCst), woken + 1);
+}
+
+#[test]
 fn what_a_child_takes_over_its_parent_is_told() {
     let segment = segment_of(64 << 20);
     let [parent, child, other] = [1, 2, 3].map(|pid| segment.member_for_test(pid));

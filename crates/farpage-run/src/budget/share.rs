@@ -55,7 +55,7 @@ const BUSY_US: u64 = 200_000;
 /// it does fill.
 const WATCHED_TIMES: i64 = 2;
 
-/// What a process is left with whose engine needs so many pages for those that are out.
+/// What a process is left with whose engine needs so many pages when all others are out.
 pub(crate) fn floor(engine: i64) -> i64 {
     FLOOR.max(engine + BESIDES)
 }
@@ -125,7 +125,7 @@ pub(crate) fn ask(segment: &Segment, mine: &Member, budget: &Budget, want: i64, 
     mine.wants.store((want - got) as u64);
     if got < want {
         segment.header.refused.fetch_add(1, Relaxed);
-        said.oldest.filter(|(other, _)| !std::ptr::eq(*other, mine)).into_iter().for_each(|(other, _)| other.ring());
+        said.oldest.filter(|(other, _)| !std::ptr::eq(*other, mine)).into_iter().for_each(|(other, _)| other.nudge());
     }
     got
 }
@@ -172,7 +172,7 @@ pub(crate) struct TreeLook {
     pub managed: bool,
     /// The most that this process may have, pages.
     pub most: i64,
-    /// What its engine keeps of pages that are out, pages.
+    /// What its engine needs when all that can be out is, pages.
     pub engine: i64,
 }
 
@@ -344,7 +344,7 @@ impl TreeShare {
         let is_mine = said.oldest.is_some_and(|(m, _)| std::ptr::eq(m, self.mine));
         if demand <= 0 || !is_mine {
             // It may be idle.
-            said.oldest.filter(|_| over > 0).into_iter().for_each(|(m, _)| m.ring());
+            said.oldest.filter(|_| over > 0).into_iter().for_each(|(m, _)| m.nudge());
             return false;
         }
         let older = age.saturating_sub(said.youngest_want.unwrap_or(age));

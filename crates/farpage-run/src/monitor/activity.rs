@@ -61,7 +61,7 @@ impl Activity {
             return member.begin_to_rest(REST);
         }
         let room = e.budget.room().max(0) as u64;
-        let news = gives || member.is_refused() || e.budget.surprises(more);
+        let news = gives || e.budget.surprises(more);
         self.pause = next_pause(self.pause, news);
         Duration::from_micros(room * 7 / 10).clamp(self.pause, Duration::from_millis(20))
     }

@@ -15,6 +15,8 @@ pub(super) struct BudgetDivision {
     share: PoolShare,
     /// For a budget of so many pages.
     divided: i64,
+    /// Without a file, the pool's limit is for so many.
+    limited: i64,
     stuck: UnevictableEstimate,
 }
 
@@ -23,6 +25,7 @@ impl BudgetDivision {
         BudgetDivision {
             share: PoolShare::new(e.conf.ram, e.space.usage().pool_limit_bytes),
             divided: e.most_pages(),
+            limited: e.most_pages(),
             stuck: UnevictableEstimate::default(),
         }
     }
@@ -30,18 +33,21 @@ impl BudgetDivision {
     /// What was worked out for another budget follows it, if that has become another one by an eighth.
     fn follow_budget(&mut self, e: &Engine) {
         let pages = e.budget.promised().max(1);
+        // Its memory was reserved for the budget at the start.
+        let bytes = |pages: i64| (pages as u64 * PAGE_SIZE as u64).min(e.conf.ram);
+        // Exactly: a process that is promised its floor needs all of that.
+        if !e.space.is_tiered() && std::mem::replace(&mut self.limited, pages) != pages {
+            e.space.set_pool_limit(memory_most(bytes(pages)));
+        }
         if (pages - self.divided).abs() <= self.divided / 8 {
             return;
         }
         self.divided = pages;
-        // Its memory was reserved for the budget at the start.
-        let bytes = |pages: i64| (pages as u64 * PAGE_SIZE as u64).min(e.conf.ram);
         lock(&e.lru).resize(pages as usize);
         // What the process is always left with is not divided: one that rests keeps nothing in the pool.
         let limit = self.share.resize(bytes((pages - share::floor(e.engine_pages())).max(1)));
-        match e.space.is_tiered() {
-            true => limit.into_iter().for_each(|limit| e.space.set_pool_limit(limit)),
-            false => e.space.set_pool_limit(memory_most(bytes(pages))),
+        if let Some(limit) = limit.filter(|_| e.space.is_tiered()) {
+            e.space.set_pool_limit(limit);
         }
     }
 

@@ -110,11 +110,6 @@ impl Membership {
         gives
     }
 
-    /// It wants more than it got: there may be some soon.
-    pub(super) fn is_refused(&self) -> bool {
-        self.share.as_ref().is_some_and(|tree| tree.mine.wants.load() > 0)
-    }
-
     /// Now and then: looks for children of which the tree does not know, and at strangers.
     fn find_children(&mut self, proc: &Proc) {
         let (Some(tree), now) = (&self.share, Instant::now()) else { return };

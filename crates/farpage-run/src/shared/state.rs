@@ -457,9 +457,12 @@ impl Engine {
         (self.table.bytes() + self.heap.used_bytes()) as u64
     }
 
-    /// Pages that the engine needs for those that are out: tables, and compressed pages where they cannot go on.
+    /// Pages that the engine needs when all others are out: tables, and compressed pages where they cannot go on.
     pub(crate) fn engine_pages(&self) -> i64 {
-        let pool = if self.space.is_tiered() { 0 } else { self.space.pool_bytes() };
+        let [resident, cached, swapped, orig] =
+            [&self.stat.resident_bytes, &self.stat.cached_bytes, &self.stat.swapped_bytes, &self.stat.pool_orig_bytes]
+                .map(|level| level.load(Ordering::Relaxed));
+        let pool = self.space.least_budget(resident + cached + swapped, orig);
         ((self.meta_bytes() + pool + self.space.shared_bytes()) / PAGE_SIZE as u64) as i64
     }
 
