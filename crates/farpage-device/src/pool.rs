@@ -17,6 +17,7 @@
 
 use farpage_base::mem::open::Opening;
 use rustix::mm::{Advice, madvise};
+use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
 use std::ptr::NonNull;
 
 /// Bytes of a span.
@@ -35,6 +36,7 @@ const OBJECT_BITS: u32 = OBJECTS_MAX.trailing_zeros();
 /// Fullness groups of a class; spans without room are on no list.
 const GROUPS: usize = 8;
 const NIL: u32 = u32::MAX;
+const CACHE_LINE: usize = 64;
 
 /// Size classes: for each number of objects per span, the largest size (multiple of 16 bytes) that many of fit;
 /// numbers whose sizes are less than 64 bytes apart share the larger one.
@@ -87,6 +89,14 @@ impl Handle {
     /// From [`Handle::raw`]. A number that never was a handle is harmless: the pool answers `None`.
     pub fn from_raw(raw: u32) -> Handle {
         Handle(raw)
+    }
+
+    fn span(self) -> u32 {
+        self.0 >> OBJECT_BITS
+    }
+
+    fn place(self) -> usize {
+        self.0 as usize & (OBJECTS_MAX - 1)
     }
 }
 
@@ -142,7 +152,30 @@ pub struct Pool {
 // SAFETY: the pool owns its region (contract of `new`); nothing in it belongs to a thread.
 unsafe impl Send for Pool {}
 
+/// Where the objects of a pool are, for those that do not hold its lock.
+#[derive(Debug, Clone, Copy)]
+pub struct Objects {
+    base: usize,
+}
+
+impl Objects {
+    /// Begins to fetch an object of `len` bytes into the CPU's cache, so that its copy is not waited for under the
+    /// lock. A hint: by the time it is locked it may be elsewhere, and in a hole of a larger class it is.
+    pub fn fetch(self, handle: Handle, len: usize) {
+        let start = self.base + handle.span() as usize * SPAN_BYTES + handle.place() * Pool::size_of(len);
+        for line in (start..start + len).step_by(CACHE_LINE) {
+            // SAFETY: the instruction reads nothing, and does nothing where nothing is mapped.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(line as *const i8) };
+        }
+    }
+}
+
 impl Pool {
+    /// For loads.
+    pub fn objects(&self) -> Objects {
+        Objects { base: self.base.as_ptr() as usize }
+    }
+
     /// A pool over `len` bytes at `base`. Whole spans are used, at most 2^23 of them (256 GiB).
     /// `limit`: most bytes of memory it may hold ([`Pool::resident_bytes`]).
     ///
@@ -332,7 +365,7 @@ impl Pool {
 
     /// (span, place, size of the class) of an object in use.
     fn locate(&self, handle: Handle) -> Option<(u32, usize, usize)> {
-        let (span, at) = (handle.0 >> OBJECT_BITS, (handle.0 as usize) & (OBJECTS_MAX - 1));
+        let (span, at) = (handle.span(), handle.place());
         let record = self.spans.get(span as usize)?;
         (record.map[at / 64] >> (at % 64) & 1 == 1).then(|| (span, at, class_size(record.class)))
     }

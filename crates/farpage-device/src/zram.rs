@@ -18,7 +18,7 @@
 //! Callers: `space`. Locks: `writeback` (one at a time), codec state, `inner` (the pool, the hands; inside it those of
 //! a slot's record). Compressing, decompressing, filling a fresh object, giving out slots and all file I/O happen
 //! without `inner`; under it are pool look-ups and the copy of at most one page, so a load never waits for a
-//! compression. Where a page is, and its check value, is read without a lock.
+//! compression. What a load copies is fetched into the CPU's cache before. Where a page is, and its check value, is read without a lock.
 //!
 //! Which locks a change of a record needs: one that has an object in the pool, or gets one, changes under `inner`, so
 //! what is read of it there stays true. Others (words, forwardings) come and go without.
@@ -33,7 +33,7 @@ mod tests;
 mod writeback;
 
 use super::file::FileDevice;
-use super::pool::{COMPRESSED_MAX, Handle, OBJECT_MAX, Pool, Release};
+use super::pool::{COMPRESSED_MAX, Handle, OBJECT_MAX, Objects, Pool, Release};
 use super::shared::SharedCopies;
 use super::{Caps, Entry, LoadError, Page, StoreError, SwapDevice, Usage, check_value};
 use farpage_base::sys::cpu;
@@ -107,6 +107,7 @@ pub struct Zram {
     recompressing: Mutex<()>,
     slots: SlotMap<Record, WORDS>,
     inner: Mutex<ZramState, true>,
+    objects: Objects,
     /// Where pages can move on to, in priority order.
     files: Vec<Arc<FileDevice>>,
     /// Where those go first that forked processes have, too.
@@ -148,6 +149,7 @@ impl Zram {
             dense: None,
             recompressing: Mutex::new(()),
             slots: SlotMap::new(pages_max.saturating_add(1), cpu::count()),
+            objects: pool.objects(),
             inner: Mutex::common(ZramState {
                 pool,
                 pool_pages: 0,

@@ -47,8 +47,11 @@ impl SwapDevice for Zram {
     fn load(&self, entry: Entry, into: &mut Page) -> Result<(), LoadError> {
         let (device, slot) = (self.index, entry.slot());
         let missing = LoadError::NotInUse { device, slot };
-        let mut bytes = [0; COMPRESSED_MAX];
         let mut record = self.slots.get(slot).ok_or(missing)?;
+        if record.in_pool() {
+            self.objects.fetch(record.handle(), usize::from(record.len));
+        }
+        let mut bytes = [0; COMPRESSED_MAX];
         let mut inner = None;
         if record.in_pool() {
             inner = Some(self.inner.lock());
