@@ -32,9 +32,9 @@ class Park(Holding):
         self.wait_until(f"{pid} is back", lambda: resident(pid) > 48 * MIB)
 
     def test_it_goes_and_comes_back(self):
-        # Far from its budget: it has no engine before. And near to it.
-        for ram in ["4G", "160M"]:
-            process = self.hold("--ram", ram)
+        # Far from its budget: it has no engine before. Near to it. And with nowhere to go but the pool.
+        for options in [("--ram", "4G"), ("--ram", "160M"), ("--ram", "160M", "--swap", "zram")]:
+            process = self.hold(*options)
             for _ in range(2):
                 self.order("park", process)
                 self.wait_until_parked(process.pid)

@@ -25,13 +25,11 @@ use super::ram::Ram;
 use super::shared::SharedCopies;
 use super::zram::Zram;
 use super::{DeviceError, Entry, LoadError, Page, StoreError, SwapDevice, Usage};
-use build::budget_of;
 use farpage_base::sys::table::Table;
 use farpage_codec::page_hash::ContentKey;
 use farpage_ipc::conf::SwapSpec;
 use farpage_server::areas::SharedAreas;
 use farpage_swap::PAGE_SIZE;
-use farpage_swap::pool_share::pool_for;
 use std::borrow::Borrow;
 use std::os::fd::RawFd;
 use std::ptr::NonNull;
@@ -368,16 +366,6 @@ impl SwapSpace {
     pub fn pool_bytes(&self) -> u64 {
         let plain: u64 = self.rams.iter().map(|ram| ram.resident_bytes()).sum();
         plain + self.zrams.iter().map(|zram| zram.pool_bytes()).sum::<u64>()
-    }
-
-    /// The least budget in which so many bytes of pages can be out that have no file to go on to, bytes. `orig`: what
-    /// the pools stand for now ([`Usage::pool_orig_bytes`]), which tells how they compress.
-    pub fn least_budget(&self, out: u64, orig: u64) -> u64 {
-        match (self.is_tiered(), self.zrams.is_empty()) {
-            (true, _) => 0,
-            (false, true) => self.pool_bytes(),
-            (false, false) => budget_of(pool_for(out, orig, self.pool_bytes())),
-        }
     }
 
     /// The process is about to be forked, and nothing changes until [`SwapSpace::fork_parent`]: from now on pages that

@@ -275,15 +275,12 @@ const RATIO_MIN: f64 = 1.5;
 /// Least share of all faults that the pool should serve for what it does serve to say anything.
 const TELLING: f64 = 1.0 / 32.0;
 
-/// Pages, uncompressed, of `orig` bytes in a pool of `bytes`; if these are less than `least`, that tells too little.
-fn ratio_of(orig: u64, bytes: u64, least: u64) -> f64 {
-    if bytes < least.max(1) { RATIO } else { (orig as f64 / bytes as f64).max(1.0) }
-}
-
-/// Bytes of a pool in which so many bytes of pages would be, uncompressed, if it holds `orig` in `bytes` now.
-pub fn pool_for(pages: u64, orig: u64, bytes: u64) -> u64 {
-    const TELLS: u64 = 1 << 20;
-    (pages as f64 / ratio_of(orig, bytes, TELLS)) as u64
+/// Bytes of a pool that holds `held` bytes of pages in `bytes`, once it holds `more` of them, too. What it holds is a
+/// sample, and what went first may be unlike the rest: to that a sixteenth of what is yet to go is added, halved.
+pub fn pool_for(held: u64, bytes: u64, more: u64) -> u64 {
+    let guessed = more as f64 / 16.0;
+    let ratio = (bytes as f64 + guessed / RATIO) / (held as f64 + guessed).max(1.0);
+    bytes + (more as f64 * ratio) as u64
 }
 
 impl PoolShare {
@@ -483,7 +480,10 @@ impl PoolShare {
 
     /// Uncompressed pages per page of the pool.
     fn ratio(&self, now: &Sample) -> f64 {
-        ratio_of(now.pool_orig_bytes, now.pool_bytes, self.min / 4)
+        match now.pool_bytes {
+            bytes if bytes < self.min / 4 => RATIO,
+            bytes => (now.pool_orig_bytes as f64 / bytes as f64).max(1.0),
+        }
     }
 
     /// How many of the histogram's faults a memory of `pages` would have spared. One that holds all there is spares

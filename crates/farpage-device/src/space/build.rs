@@ -8,7 +8,7 @@ use farpage_base::sys::message::message_fmt;
 use farpage_ipc::conf::{Alg, Conf, DeviceKind, InjectedFault, size};
 use farpage_server::redis::pages::RedisStores;
 use farpage_server::redis::server::{self, Server};
-use farpage_swap::pool_share::PoolShare;
+use farpage_swap::pool_share::{PoolShare, pool_for};
 
 /// Bytes that the devices inside of a budget may take together: the rest is for pages in use.
 pub const fn memory_most(budget: u64) -> u64 {
@@ -16,7 +16,7 @@ pub const fn memory_most(budget: u64) -> u64 {
 }
 
 /// The least budget in which they may take so much.
-pub(super) const fn budget_of(most: u64) -> u64 {
+const fn budget_of(most: u64) -> u64 {
     most.div_ceil(7) * 8
 }
 
@@ -139,6 +139,16 @@ impl SwapSpace {
         let tiered = self.is_tiered();
         self.let_raw_wait(tiered);
         self.set_pool_limit(if tiered { PoolShare::initial_limit(budget) } else { memory_most(budget) });
+    }
+
+    /// The least budget in which `more` bytes of pages can be stored beside the `held` that the pools stand for, bytes:
+    /// of devices in memory, if there is no file that takes what these have no room for.
+    pub fn least_budget(&self, held: u64, more: u64) -> u64 {
+        match () {
+            () if self.is_tiered() => 0,
+            () if self.zrams.is_empty() || !self.rams.is_empty() => self.pool_bytes(),
+            () => budget_of(pool_for(held, self.pool_bytes(), more)),
+        }
     }
 
     /// Makes the devices. `pool_base..+pool_len` is the memory of the compressed pages (several zram devices share

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCs
 
 /// A member that has not looked for so long is stopped, or waits for a CPU: no other counts on it. Microseconds.
 const ABSENT_US: u64 = 300_000;
-/// One that has looked within so long looks again soon. Microseconds.
+/// One that has looked within so long is not woken to look again. Microseconds.
 const JUST_US: u64 = 2_000;
 /// How long room for a child is kept after the fork at most, until it has claimed it. Microseconds.
 pub(super) const CHILD_CLAIMS_US: u64 = 20_000;
@@ -119,7 +119,7 @@ pub struct Member {
     pub swapped: ClampedPages,
     /// Its faults that had to wait for reclaim so far (a number).
     pub stalls: AtomicU64,
-    /// What it cannot go below.
+    /// What it is not asked to go below.
     pub floor: ClampedPages,
     /// What it was refused, while it still wants it.
     pub wants: ClampedPages,
@@ -215,7 +215,8 @@ impl Member {
         self.for_child_until_us.store(now_us() + CHILD_CLAIMS_US, SeqCst);
     }
 
-    /// Its engine is to look; not again if it has just looked: where many want what one has, all say so at each look.
+    /// Its engine is to look; not if it has just done so: where many want what one has, all say so at each look. The
+    /// caller says so again if nothing has come of it.
     pub fn nudge(&self) {
         if !self.looks_soon(now_us()) {
             self.ring();

@@ -36,6 +36,13 @@ fn who_rests_or_was_absent_is_woken_and_who_has_just_looked_is_not() {
     member.looked_us.store(0, Relaxed);
     member.nudge();
     assert_eq!(member.wake.load(SeqCst), woken + 1);
+    // Unless the thread lost its CPU for as long.
+    assert!((0..1000).any(|_| {
+        let woken = member.wake.load(SeqCst);
+        member.looked_us.store(now_us(), Relaxed);
+        member.nudge();
+        member.wake.load(SeqCst) == woken
+    }));
 }
 
 #[test]

@@ -258,6 +258,8 @@ impl TreeShare {
         }
         if seen.managed {
             let held = lock(&budget.share);
+            // What stays is claimed, however little was promised when less seemed to.
+            budget.promise(budget.promised().max(floor.min(seen.used)));
             let parking = self.park.look(mine, budget, seen.major, floor);
             drop(held);
             match parking {

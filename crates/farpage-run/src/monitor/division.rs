@@ -25,17 +25,17 @@ impl BudgetDivision {
         BudgetDivision {
             share: PoolShare::new(e.conf.ram, e.space.usage().pool_limit_bytes),
             divided: e.most_pages(),
-            limited: e.most_pages(),
+            limited: 0,
             stuck: UnevictableEstimate::default(),
         }
     }
 
-    /// What was worked out for another budget follows it, if that has become another one by an eighth.
+    /// What was worked out for another budget follows it, if that has become another one by an eighth; the limit of a
+    /// pool without a file always: a process that is promised its floor needs all of that.
     fn follow_budget(&mut self, e: &Engine) {
         let pages = e.budget.promised().max(1);
         // Its memory was reserved for the budget at the start.
         let bytes = |pages: i64| (pages as u64 * PAGE_SIZE as u64).min(e.conf.ram);
-        // Exactly: a process that is promised its floor needs all of that.
         if !e.space.is_tiered() && std::mem::replace(&mut self.limited, pages) != pages {
             e.space.set_pool_limit(memory_most(bytes(pages)));
         }

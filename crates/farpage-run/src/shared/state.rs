@@ -457,13 +457,18 @@ impl Engine {
         (self.table.bytes() + self.heap.used_bytes()) as u64
     }
 
-    /// Pages that the engine needs when all others are out: tables, and compressed pages where they cannot go on.
+    /// Pages that the engine needs when all others are out: tables, and compressed pages where they cannot go on. (What
+    /// others pay for is not this process's to take out.)
     pub(crate) fn engine_pages(&self) -> i64 {
-        let [resident, cached, swapped, orig] =
-            [&self.stat.resident_bytes, &self.stat.cached_bytes, &self.stat.swapped_bytes, &self.stat.pool_orig_bytes]
-                .map(|level| level.load(Ordering::Relaxed));
-        let pool = self.space.least_budget(resident + cached + swapped, orig);
-        ((self.meta_bytes() + pool + self.space.shared_bytes()) / PAGE_SIZE as u64) as i64
+        let load = |level: &AtomicU64| level.load(Ordering::Relaxed);
+        let (page, s) = (PAGE_SIZE as u64, self.stat);
+        let held = load(&s.pool_orig_bytes) + load(&s.same_filled_pages) * page;
+        let paid_by_others = self.budget.shared().max(0) as u64 * page;
+        let own = (load(&s.resident_bytes) + load(&s.cached_bytes)).saturating_sub(paid_by_others);
+        // Copies of some of them are there already.
+        let more = own.min((own + load(&s.swapped_bytes)).saturating_sub(held));
+        let pool = self.space.least_budget(held, more);
+        ((self.meta_bytes() + pool + self.space.shared_bytes()) / page) as i64
     }
 
     /// The most that this process may have, whatever its tree has.

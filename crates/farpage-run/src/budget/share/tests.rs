@@ -255,3 +255,21 @@ fn whatever_others_write_a_process_keeps_its_floor_and_no_sum_overflows() {
         }
     }
 }
+
+#[test]
+fn what_stays_is_promised_when_the_floor_turns_out_to_be_higher() {
+    let segment = tree_of(16_384);
+    let (mut idle, mut busy) = (Process::new(segment, 1, 12_288), Process::new(segment, 2, 4_096));
+    idle.seen.engine = 1_000;
+    for _ in 0..200 {
+        busy.look(busy.budget.promised(), 10);
+        idle.look(idle.budget.promised().min(12_000), 10_000);
+    }
+    assert_eq!(idle.budget.promised(), floor(1_000));
+    // Less compresses than it seemed: it cannot go below 3,000, and has 2,500 by now.
+    idle.seen.engine = 3_000;
+    assert!(!idle.look(2_500, 10_000), "there is nothing to give");
+    assert_eq!(idle.budget.promised(), 2_500);
+    idle.look(4_000, 10_000);
+    assert_eq!(idle.budget.promised(), floor(3_000));
+}
