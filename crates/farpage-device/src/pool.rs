@@ -160,13 +160,18 @@ pub struct Objects {
 
 impl Objects {
     /// Begins to fetch an object of `len` bytes into the CPU's cache, so that its copy is not waited for under the
-    /// lock. A hint: by the time it is locked it may be elsewhere, and in a hole of a larger class it is.
+    /// lock. Only a hint: the object may have moved by then.
     pub fn fetch(self, handle: Handle, len: usize) {
-        let start = self.base + handle.span() as usize * SPAN_BYTES + handle.place() * Pool::size_of(len);
+        let start = self.guess(handle, len);
         for line in (start..start + len).step_by(CACHE_LINE) {
             // SAFETY: the instruction reads nothing, and does nothing where nothing is mapped.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(line as *const i8) };
         }
+    }
+
+    /// Its address, unless it fills a hole of a larger class.
+    fn guess(self, handle: Handle, len: usize) -> usize {
+        self.base + handle.span() as usize * SPAN_BYTES + handle.place() * Pool::size_of(len)
     }
 }
 

@@ -18,7 +18,8 @@
 //! Callers: `space`. Locks: `writeback` (one at a time), codec state, `inner` (the pool, the hands; inside it those of
 //! a slot's record). Compressing, decompressing, filling a fresh object, giving out slots and all file I/O happen
 //! without `inner`; under it are pool look-ups and the copy of at most one page, so a load never waits for a
-//! compression. What a load copies is fetched into the CPU's cache before. Where a page is, and its check value, is read without a lock.
+//! compression. What it copies is fetched into the CPU's cache before. Where a page is, and its check value, is read
+//! without a lock.
 //!
 //! Which locks a change of a record needs: one that has an object in the pool, or gets one, changes under `inner`, so
 //! what is read of it there stays true. Others (words, forwardings) come and go without.

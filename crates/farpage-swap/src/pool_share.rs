@@ -276,11 +276,12 @@ const RATIO_MIN: f64 = 1.5;
 const TELLING: f64 = 1.0 / 32.0;
 
 /// Bytes of a pool that holds `held` bytes of pages in `bytes`, once it holds `more` of them, too. What it holds is a
-/// sample, and what went first may be unlike the rest: to that a sixteenth of what is yet to go is added, halved.
+/// sample, and what went first may be unlike the rest: a sixteenth of what is yet to go is added to it, halved, and at
+/// most half is expected of the rest. So it is tried as long as that can be worth something.
 pub fn pool_for(held: u64, bytes: u64, more: u64) -> u64 {
     let guessed = more as f64 / 16.0;
     let ratio = (bytes as f64 + guessed / RATIO) / (held as f64 + guessed).max(1.0);
-    bytes + (more as f64 * ratio) as u64
+    bytes + (more as f64 * ratio.min(1.0 / RATIO)) as u64
 }
 
 impl PoolShare {

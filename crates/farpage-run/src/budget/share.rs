@@ -10,7 +10,7 @@
 //!    it would give next: how many pages have left the memory of any member since that page was last in use, roughly.
 //!    So pages leave in about the order that one list of all pages of the tree would have, and what a sleeping process
 //!    has goes before what a busy one uses. All read the same ages, so all know which member gives.
-//! 3. *Claim what it has.* The claim is never less than that.
+//! 3. *Claim what it has.* The claim is never less than that; nor is what is promised, up to the floor.
 //!
 //! Where no division helps, there are [time slices](super::time_slices). A budget that is made smaller is more wanted
 //! than there is. A member that is stopped does not look, and is not asked.
@@ -258,8 +258,8 @@ impl TreeShare {
         }
         if seen.managed {
             let held = lock(&budget.share);
-            // What stays is claimed, however little was promised when less seemed to.
-            budget.promise(budget.promised().max(floor.min(seen.used)));
+            // It is promised what it has, up to its floor, which may have turned out to be higher: that cannot leave.
+            budget.promise(budget.promised().max(floor.min(seen.used).min(seen.most)));
             let parking = self.park.look(mine, budget, seen.major, floor);
             drop(held);
             match parking {

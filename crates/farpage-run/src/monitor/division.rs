@@ -10,6 +10,9 @@ use farpage_swap::pool_share::{PoolShare, Sample, UnevictableEstimate};
 use farpage_swap::tuning::Controller;
 use std::sync::atomic::Ordering::Relaxed;
 
+/// A change by fewer pages changes no limit: hardly anything follows from it, and each has a full pool tried again.
+const FEW: i64 = 8;
+
 /// How it is divided now.
 pub(super) struct BudgetDivision {
     share: PoolShare,
@@ -31,12 +34,13 @@ impl BudgetDivision {
     }
 
     /// What was worked out for another budget follows it, if that has become another one by an eighth; the limit of a
-    /// pool without a file always: a process that is promised its floor needs all of that.
+    /// pool without a file by a few pages: a process that is promised its floor needs all of that.
     fn follow_budget(&mut self, e: &Engine) {
         let pages = e.budget.promised().max(1);
         // Its memory was reserved for the budget at the start.
         let bytes = |pages: i64| (pages as u64 * PAGE_SIZE as u64).min(e.conf.ram);
-        if !e.space.is_tiered() && std::mem::replace(&mut self.limited, pages) != pages {
+        if !e.space.is_tiered() && (pages - self.limited).abs() >= FEW {
+            self.limited = pages;
             e.space.set_pool_limit(memory_most(bytes(pages)));
         }
         if (pages - self.divided).abs() <= self.divided / 8 {

@@ -457,18 +457,20 @@ impl Engine {
         (self.table.bytes() + self.heap.used_bytes()) as u64
     }
 
-    /// Pages that the engine needs when all others are out: tables, and compressed pages where they cannot go on. (What
-    /// others pay for is not this process's to take out.)
+    /// Pages that the engine needs when all others are out: tables, and compressed pages where they cannot go on. Of
+    /// these, others pay for the same part as of all that the process has.
     pub(crate) fn engine_pages(&self) -> i64 {
-        let load = |level: &AtomicU64| level.load(Ordering::Relaxed);
         let (page, s) = (PAGE_SIZE as u64, self.stat);
+        let load = |level: &AtomicU64| level.load(Ordering::Relaxed);
+        let in_program = load(&s.resident_bytes) + load(&s.cached_bytes);
+        let all = (in_program + self.space.pool_bytes()) / page;
+        let own = all.saturating_sub(self.budget.shared().max(0) as u64);
         let held = load(&s.pool_orig_bytes) + load(&s.same_filled_pages) * page;
-        let paid_by_others = self.budget.shared().max(0) as u64 * page;
-        let own = (load(&s.resident_bytes) + load(&s.cached_bytes)).saturating_sub(paid_by_others);
-        // Copies of some of them are there already.
-        let more = own.min((own + load(&s.swapped_bytes)).saturating_sub(held));
-        let pool = self.space.least_budget(held, more);
-        ((self.meta_bytes() + pool + self.space.shared_bytes()) / page) as i64
+        // Not what cannot leave, and of some there are copies already.
+        let more = in_program.saturating_sub(self.budget.stuck().max(0) as u64 * page);
+        let more = more.min((in_program + load(&s.swapped_bytes)).saturating_sub(held));
+        let pool = self.space.least_budget(held, more) / page * own / all.max(1);
+        (pool + (self.meta_bytes() + self.space.shared_bytes()) / page) as i64
     }
 
     /// The most that this process may have, whatever its tree has.

@@ -280,9 +280,12 @@ fn a_budget_of_any_size_has_bins() {
 fn what_a_pool_will_take_is_not_decided_by_the_first_pages_of_many() {
     let all = 400 * MIB;
     assert_eq!(pool_for(0, 0, all), all / 2, "nothing is known");
-    // What went first does not compress: more is tried all the same, and then it is known.
-    let first = pool_for(MIB, MIB, all - MIB);
-    assert!((200 * MIB..220 * MIB).contains(&first), "{first}");
+    // What goes first does not compress: the rest is tried all the same, and then it is known.
+    for gone in [MIB, 40 * MIB, 140 * MIB, 300 * MIB] {
+        let least = pool_for(gone, gone, all - gone);
+        assert_eq!(least, gone + (all - gone) / 2);
+        assert!(least / 7 * 8 < all || gone > 290 * MIB, "there is something to give: {least}");
+    }
     let half = pool_for(200 * MIB, 51 * MIB, 200 * MIB);
     assert!((102 * MIB..112 * MIB).contains(&half), "{half}");
     assert_eq!(pool_for(all, 101 * MIB, 0), 101 * MIB);
