@@ -463,7 +463,7 @@ impl Engine {
         let (page, s) = (PAGE_SIZE as u64, self.stat);
         let load = |level: &AtomicU64| level.load(Ordering::Relaxed);
         let in_program = load(&s.resident_bytes) + load(&s.cached_bytes);
-        let all = (in_program + self.space.pool_bytes()) / page;
+        let all = (in_program + load(&s.pool_bytes)) / page;
         let own = all.saturating_sub(self.budget.shared().max(0) as u64);
         let held = load(&s.pool_orig_bytes) + load(&s.same_filled_pages) * page;
         // Not what cannot leave, and of some there are copies already.
