@@ -37,14 +37,19 @@
 //! Pure; the caller locks.
 
 mod ages;
+mod ahead;
 mod arrivals;
+mod batch;
+mod distances;
 mod next;
 mod page;
 mod tested;
 
 pub use ages::Ages;
+pub use batch::Batch;
+pub use distances::Distances;
 pub use next::in_runs;
-pub use page::{Pages, Rank, Shadow, Words};
+pub use page::{Pages, Rank, Shadow};
 
 use crate::lru::{Links, List};
 use arrivals::Arrivals;
@@ -142,6 +147,8 @@ pub struct WorkingSet {
     share: u32,
     probation: Queue,
     main: Queue,
+    /// Pages in the swap cache that wait for their first touch.
+    ahead: List,
     departures: u32,
     /// See [`WorkingSet::tick`].
     now: u32,
@@ -156,6 +163,8 @@ pub struct WorkingSet {
     tested: Tested,
     /// No page proves hot: see [`WorkingSet::keep_in_turn`].
     in_turn: bool,
+    /// Of pages that came back because they were touched.
+    pub distances: Distances,
 }
 
 impl Default for WorkingSet {
@@ -176,6 +185,7 @@ impl WorkingSet {
             share,
             probation: Queue::new(),
             main: Queue::new(),
+            ahead: List::new(),
             departures: 0,
             now: 0,
             cached_parts: CACHED_START,
@@ -185,6 +195,7 @@ impl WorkingSet {
             given_up: GivenUp { gone: 0, back: 0, saturated: false, departed: 0, kept: 0, is_seen: false },
             tested: Tested::new(),
             in_turn: false,
+            distances: Distances::new(0),
         }
     }
 
@@ -249,8 +260,10 @@ impl WorkingSet {
         if self.in_turn { Rank::NEW } else { self.ages().rank_of(shadow) }
     }
 
-    /// A page was read because it was touched. Say so once for each, for the length of the stage.
-    pub fn note_read(&mut self) {
+    /// A page that had left with this shadow was read because it was touched. Say so once for each, for the length of
+    /// the stage.
+    pub fn note_read(&mut self, shadow: Shadow) {
+        self.distances.note(self.distance(shadow).saturating_add(self.pages()));
         self.earned.read_back += 1;
         self.tune_cached();
     }
@@ -296,20 +309,6 @@ impl WorkingSet {
         let queue = self.queue(rank);
         queue.mapped.push_front(links, n);
         queue.came(1, now);
-    }
-
-    /// Pages are mapped that were on no list, all at once: `batch` is in the order from young to old, and empty
-    /// afterwards.
-    pub fn map_all(&mut self, links: &impl Links, batch: &mut List, rank: Rank) {
-        let (now, n) = (self.now, batch.len());
-        let queue = self.queue(rank);
-        queue.mapped.splice_front(links, batch);
-        queue.came(n, now);
-    }
-
-    /// As [`WorkingSet::map_all`], but they are the oldest: the next to be unmapped.
-    pub fn map_all_oldest(&mut self, links: &impl Links, batch: &mut List, rank: Rank) {
-        self.queue(rank).mapped.splice_back(links, batch);
     }
 
     /// A mapped page is gone, or goes elsewhere.
@@ -366,20 +365,23 @@ impl WorkingSet {
 
     /// The page that leaves memory now, and its shadow.
     pub fn evict_one(&mut self, pages: &impl Pages) -> Option<(u32, Shadow)> {
-        self.evict_one_if(pages, &mut 0, |_| true)
+        self.evict_one_if(pages, &mut 0, |_, _| true)
     }
 
     /// The same; a page that `may` refuses becomes the youngest of its list instead. `None` also if that has happened
-    /// `refusals` times, which is counted down.
+    /// `refusals` times, which is counted down. `may` is called while the page is on no list, with the shadow that it
+    /// leaves with: where that has the place of a link, and the page may come back as soon as its word is changed, the
+    /// shadow has to be kept before.
     pub fn evict_one_if(
         &mut self,
         pages: &impl Pages,
         refusals: &mut usize,
-        may: impl Fn(u32) -> bool,
+        may: impl Fn(u32, Shadow) -> bool,
     ) -> Option<(u32, Shadow)> {
         let cold = !self.probation.cached.is_empty();
         // Main's turn, or the pager has not come to unmap what is next.
         let hot = !cold || (self.probation.len() <= self.probation_share() && !self.main.cached.is_empty());
+        let shadow = self.next_shadow(hot);
         let cached = if hot { &mut self.main.cached } else { &mut self.probation.cached };
         // Each page loses a rank a round, so this ends.
         loop {
@@ -390,7 +392,7 @@ impl WorkingSet {
                 cached.push_front(pages, n);
                 continue;
             }
-            if !may(n) {
+            if !may(n, shadow) {
                 cached.push_front(pages, n);
                 *refusals = refusals.checked_sub(1)?;
                 continue;
@@ -401,7 +403,7 @@ impl WorkingSet {
             }
             let earned = if hot { CREDIT * MAIN_PACE } else { CREDIT / PROBATION_PACE };
             self.credit = self.credit.saturating_add(earned).min(CREDIT.saturating_mul(self.main.len()));
-            return Some((n, Shadow(self.departures << 1 | u32::from(hot))));
+            return Some((n, shadow));
         }
     }
 
@@ -415,51 +417,23 @@ impl WorkingSet {
     /// A page leaves memory that was on none of the lists; its shadow. `rank`: its rank while it was mapped, or the
     /// lowest.
     pub fn evict_unlisted(&mut self, rank: Rank) -> Shadow {
+        let shadow = self.next_shadow(rank.is_hot());
         self.departs();
         if rank.is_hot() {
             self.note_given_up();
         }
-        Shadow(self.departures << 1 | u32::from(rank.is_hot()))
+        shadow
+    }
+
+    /// Of the next page to leave.
+    fn next_shadow(&self, hot: bool) -> Shadow {
+        Shadow(self.departures.wrapping_add(1) << 1 | u32::from(hot))
     }
 
     fn departs(&mut self) {
         self.departures = self.departures.wrapping_add(1);
         self.given_up.departed += 1;
         self.look_at_main();
-    }
-
-    /// Takes a page off its cached list if its word still is `from`: then it is the caller's, and its word is `to`.
-    pub fn claim<W: Words>(&mut self, words: &W, n: u32, from: W::Word, to: W::Word) -> bool {
-        let rank = words.rank(n);
-        let won = words.change(n, from, to);
-        if won {
-            self.uncache(words, n, rank);
-        }
-        won
-    }
-
-    /// As [`WorkingSet::claim`], for a page that is wanted back: it is mapped; its rank from now on.
-    pub fn claim_refault<W: Words>(&mut self, words: &W, n: u32, from: W::Word, to: W::Word) -> Option<Rank> {
-        let rank = words.rank(n);
-        words.change(n, from, to).then(|| self.refault(words, n, rank))
-    }
-
-    /// The page that leaves memory now, and its new word. `next` says from which word to which it is changed (`None`:
-    /// it is not cached any more); one whose word is another by then was claimed meanwhile, and left alone. `next` is
-    /// also to keep the shadow: once the word is changed, the page may be forgotten, come back and be on a list.
-    pub fn take<W: Words>(
-        &mut self,
-        words: &W,
-        next: impl Fn(u32, Shadow) -> Option<(W::Word, W::Word)>,
-    ) -> Option<(u32, W::Word)> {
-        while let Some((n, shadow)) = self.evict_one(words) {
-            if let Some((from, to)) = next(n, shadow)
-                && words.change(n, from, to)
-            {
-                return Some((n, to));
-            }
-        }
-        None
     }
 
     /// Mapped pages of probation, and of main.

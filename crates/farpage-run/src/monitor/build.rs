@@ -80,10 +80,10 @@ pub(crate) fn build(plan: &'static StartPlan) -> Result<&'static Engine, StartEr
     budget.hold(&controls);
     let mut lru = Lru::new((conf.ram / PAGE_SIZE as u64) as usize);
     if conf.trace.is_some() {
-        lru.keep_in_turn();
+        lru.set.keep_in_turn();
     }
     if let Some(parts) = controls.pinned(Controller::Stage) {
-        lru.hold_stage(parts as u32);
+        lru.set.hold_stage(parts as u32);
     }
     let (space, left_out) = SwapSpace::of_program(&conf, plan.swap(), arena.pool, arena.shared)?;
     if let Some(promote) = controls.pinned(Controller::Promotion) {

@@ -69,10 +69,10 @@ impl BudgetDivision {
             major_file: e.stat.pgmajfault_file.load(Relaxed),
             loaded: e.stat.pswpin.load(Relaxed),
             stored: e.stat.pswpout.load(Relaxed),
-            pages: (lru.active_len() + lru.cached_len() + lru.ahead_len()) as u64,
+            pages: (lru.active_len() + lru.cached_len() + lru.ahead() as usize) as u64,
             stuck: e
                 .controls
-                .value_for(Controller::Immovable, self.stuck.estimate(taken, skipped, u64::from(lru.active_lens().0))),
+                .value_for(Controller::Immovable, self.stuck.estimate(taken, skipped, u64::from(lru.mapped_lens().0))),
             unmanaged: e.budget.unmanaged() as u64,
             pool_bytes: e.stat.pool_bytes.load(Relaxed),
             pool_orig_bytes: e.stat.pool_orig_bytes.load(Relaxed),
@@ -83,7 +83,7 @@ impl BudgetDivision {
             unchanged: e.slots.clean.unchanged_share(),
         };
         let promised = e.budget.promised().max(1) as u64 * PAGE_SIZE as u64;
-        let limit = self.share.decide(&e.controls, promised, |share| share.turn(sample, &mut lru.distances));
+        let limit = self.share.decide(&e.controls, promised, |share| share.turn(sample, &mut lru.set.distances));
         drop(lru);
         e.space.set_pools_steady(self.share.is_steady());
         if let Some(limit) = limit {

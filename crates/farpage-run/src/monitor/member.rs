@@ -88,7 +88,7 @@ impl Membership {
         let came = if e.is_active() { clock } else { tree.busy_at() };
         let next_seen = {
             let mut lru = lock(&e.lru);
-            lru.tick(came as u32);
+            lru.set.tick(came as u32);
             lru.next_seen()
         };
         let seen = TreeLook {

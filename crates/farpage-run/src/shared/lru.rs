@@ -1,16 +1,16 @@
 //! The lists of the pages in memory, and their words: which page goes next.
 //!
-//! The policy is [`farpage_swap::workingset`]; here the words follow it. Pages that were read ahead and wait for their
-//! first touch have a list of their own. One mutex guards all lists. While it is held, membership equals state:
-//! `Mapped` pages are on probation or main by their rank, `Cached` ones on the cached list of the same queue, or on
-//! that of pages read ahead if their word says so, all others are on no list. (A [`PageBatch`] is the pager's own until
-//! it is spliced.) Words are changed under it, nothing else is called; its place: docs/dev/locking.md.
+//! The policy and its lists are [`farpage_swap::workingset`]; here the words follow them. One mutex guards them all.
+//! While it is held, membership equals state: `Mapped` pages are on probation or main by their rank, `Cached` ones on
+//! the cached list of the same queue, or on that of pages read ahead if their word says so, all others are on no list.
+//! (A [`PageBatch`] is the pager's own until it is spliced.) Words are changed under it, nothing else is called; its
+//! place: docs/dev/locking.md.
 
 use crate::shared::page_table::{Node, PageTable, State};
 use farpage_base::mem::units::FrameNo;
-use farpage_swap::lru::List;
-use farpage_swap::pool_share::Distances;
-use farpage_swap::workingset::{Pages, Rank, WorkingSet};
+use farpage_swap::workingset::{Batch, Pages, Rank, WorkingSet};
+use std::cell::Cell;
+use std::ops::Deref;
 
 /// Pages that wait for their first touch take this part of the budget at most...
 const AHEAD_PART: usize = 16;
@@ -20,15 +20,11 @@ const AHEAD_MIN: u32 = 128;
 /// The lists; kept in a mutex by the engine.
 #[derive(Debug)]
 pub struct Lru {
-    set: WorkingSet,
-    /// Pages of the swap cache that wait for their first touch. They are given up only when they are too many: nobody
-    /// knows yet whether they are cold.
-    ahead: List,
+    /// Others change it where no page comes to a list or leaves one.
+    pub set: WorkingSet,
     ahead_max: u32,
     /// The pager has tried, and probation was behind all the same.
     is_stuck: bool,
-    /// Of pages that came back from a device.
-    pub distances: Distances,
 }
 
 /// Pages that come into the program together. They are linked outside of the lock and go onto their list in one splice,
@@ -36,51 +32,49 @@ pub struct Lru {
 /// a `Mapped` page.
 #[derive(Debug, Default)]
 pub struct PageBatch {
-    list: List,
+    batch: Batch,
     rank: Rank,
 }
 
 impl PageBatch {
     /// Of pages that come back together: one rank for all, so that they stay or leave together.
     pub fn ranked(rank: Rank) -> PageBatch {
-        PageBatch { list: List::new(), rank }
+        PageBatch { batch: Batch::default(), rank }
     }
 
     /// A page that was on no list: its word becomes `Mapped`.
     pub fn map(&mut self, table: &PageTable, node: Node, to: State) {
         debug_assert!(matches!(to, State::Mapped(_)));
         table.set_ranked(node, to, self.rank);
-        self.list.push_front(table, node.0);
+        self.batch.push(table, node.0, self.rank);
     }
 
     /// Whether there is nothing to splice.
     pub fn is_empty(&self) -> bool {
-        self.list.is_empty()
+        self.batch.is_empty()
+    }
+}
+
+impl Deref for Lru {
+    type Target = WorkingSet;
+
+    fn deref(&self) -> &WorkingSet {
+        &self.set
     }
 }
 
 impl Lru {
     /// Empty lists, for a budget of `pages`.
-    pub const fn new(pages: usize) -> Lru {
-        let part = pages / AHEAD_PART;
-        let ahead_max = if part > AHEAD_MIN as usize { part as u32 } else { AHEAD_MIN };
-        Lru { set: WorkingSet::new(), ahead: List::new(), ahead_max, is_stuck: false, distances: Distances::new(pages) }
+    pub fn new(pages: usize) -> Lru {
+        let mut lru = Lru { set: WorkingSet::new(), ahead_max: 0, is_stuck: false };
+        lru.resize(pages);
+        lru
     }
 
     /// The budget has so many pages now.
     pub fn resize(&mut self, pages: usize) {
         self.ahead_max = u32::try_from(pages / AHEAD_PART).unwrap_or(u32::MAX).max(AHEAD_MIN);
-        self.distances.resize(pages);
-    }
-
-    /// See [`WorkingSet::tick`].
-    pub fn tick(&mut self, now: u32) {
-        self.set.tick(now);
-    }
-
-    /// See [`WorkingSet::next_seen`].
-    pub fn next_seen(&self) -> u32 {
-        self.set.next_seen()
+        self.set.distances.resize(pages);
     }
 
     /// Pages in the program.
@@ -88,29 +82,9 @@ impl Lru {
         self.set.mapped() as usize
     }
 
-    /// Of these, the ones that proved hot.
-    pub fn hot_len(&self) -> usize {
-        self.set.hot() as usize
-    }
-
     /// Pages in the swap cache that no writer stores yet.
     pub fn cached_len(&self) -> usize {
         self.set.cached() as usize
-    }
-
-    /// Length of the stage, in 64ths of the pages in memory.
-    pub fn stage_parts(&self) -> u32 {
-        self.set.stage_parts()
-    }
-
-    /// Holds it at this length.
-    pub fn hold_stage(&mut self, parts: u32) {
-        self.set.hold_stage(parts);
-    }
-
-    /// From now on all pages leave in turn: for a record of what the program touches.
-    pub fn keep_in_turn(&mut self) {
-        self.set.keep_in_turn();
     }
 
     /// How many pages are best in the swap cache under pressure: the stage's length in pages, at most `most`.
@@ -139,7 +113,7 @@ impl Lru {
 
     /// The pages of a batch go onto the list of their rank, the last one added as the youngest.
     pub fn map_batch(&mut self, table: &PageTable, batch: &mut PageBatch) {
-        self.set.map_all(table, &mut batch.list, batch.rank);
+        self.set.map_batch(table, &mut batch.batch);
     }
 
     /// Swapped-out pages come in together, from `first` on; their rank: one lot for all, by how long the first was
@@ -158,11 +132,9 @@ impl Lru {
     /// from how long it was away.
     pub fn map_refaulted(&mut self, table: &PageTable, node: Node, to: State) {
         let shadow = table.shadow(node);
-        let distance = self.set.distance(shadow);
         self.set.note_back(shadow);
         let rank = self.set.rank_of(shadow);
-        self.set.note_read();
-        self.distances.note(distance.saturating_add(self.set.mapped() + self.set.cached()));
+        self.set.note_read(shadow);
         self.map(table, node, to, rank);
     }
 
@@ -185,32 +157,22 @@ impl Lru {
     /// A page that was on no list comes into the swap cache although no thread has asked for it.
     pub fn cache_ahead(&mut self, table: &PageTable, node: Node, frame: FrameNo) {
         table.set_ahead(node, frame);
-        self.ahead.push_front(table, node.0);
-    }
-
-    /// Pages in the swap cache that were read ahead, and that no thread has touched or stores yet.
-    pub fn ahead_len(&self) -> usize {
-        self.ahead.len() as usize
+        self.set.cache_ahead(table, node.0);
     }
 
     /// Takes a page out of the swap cache if it still is in state `from` (a writer may have taken it). One that becomes
     /// `Mapped` has proved hot, unless it was read ahead: then this is its first touch.
     pub fn uncache(&mut self, table: &PageTable, node: Node, from: State, to: State) -> bool {
-        if table.is_ahead(node) {
-            let won = table.change(node, from, to);
-            if won {
-                self.ahead.remove(table, node.0);
-            }
-            if won && matches!(to, State::Mapped(_)) {
-                self.map(table, node, to, Rank::NEW);
-            }
-            return won;
+        let (ahead, rank) = (table.is_ahead(node), table.rank(node.0));
+        if !table.change(node, from, to) {
+            return false;
         }
-        if !matches!(to, State::Mapped(_)) {
-            return self.set.claim(table, node.0, from, to);
+        match (ahead, to) {
+            (true, State::Mapped(_)) => self.set.touch_ahead(table, node.0, Rank::NEW),
+            (true, _) => self.set.uncache_ahead(table, node.0),
+            (false, State::Mapped(_)) => table.set_ranked(node, to, self.set.refault(table, node.0, rank)),
+            (false, _) => self.set.uncache(table, node.0, rank),
         }
-        let Some(rank) = self.set.claim_refault(table, node.0, from, to) else { return false };
-        table.set_ranked(node, to, rank);
         true
     }
 
@@ -218,8 +180,9 @@ impl Lru {
     /// rank stays.
     pub fn map_untouched(&mut self, table: &PageTable, node: Node, from: State, to: State) -> bool {
         let rank = table.rank(node.0);
-        let won = !table.is_ahead(node) && self.set.claim(table, node.0, from, to);
+        let won = !table.is_ahead(node) && table.change(node, from, to);
         if won {
+            self.set.uncache(table, node.0, rank);
             self.set.note_kept(rank);
             self.map(table, node, to, rank);
         }
@@ -236,28 +199,19 @@ impl Lru {
     /// page of main in place of one that the pager has yet to take out.
     pub fn take_for_writing(&mut self, table: &PageTable, out: &mut [(Node, FrameNo)]) -> usize {
         let mut taken = 0;
+        let frame = Cell::new(FrameNo::default());
+        // A page is on these lists if, and only if, its word says that it is cached.
+        let may = |n, shadow| {
+            let State::Cached(f) = table.state(Node(n)) else { return false };
+            table.set_shadow(Node(n), shadow);
+            frame.set(f);
+            table.change(Node(n), State::Cached(f), State::Writeback(f))
+        };
         while taken < out.len() && !self.is_behind() {
-            let writeback = |n, shadow| match table.state(Node(n)) {
-                State::Cached(f) => {
-                    table.set_shadow(Node(n), shadow);
-                    Some((State::Cached(f), State::Writeback(f)))
-                }
-                _ => None,
-            };
             let most = if self.set.cached() > 0 { self.ahead_max } else { AHEAD_MIN };
-            let old = if self.ahead.len() > most { self.ahead.pop_back(table) } else { None };
-            let next = match old {
-                Some(n) => Some((n, self.set.evict_unlisted(Rank::NEW))).and_then(|(n, shadow)| {
-                    let (from, to) = writeback(n, shadow)?;
-                    table.change(Node(n), from, to).then_some((n, to))
-                }),
-                None => self.set.take(table, writeback),
-            };
-            let Some((n, word)) = next else { break };
-            if let State::Writeback(f) = word {
-                out[taken] = (Node(n), f);
-                taken += 1;
-            }
+            let Some((n, _)) = self.set.evict_cached(table, most, &mut 0, may) else { break };
+            out[taken] = (Node(n), frame.get());
+            taken += 1;
         }
         taken
     }
@@ -265,16 +219,6 @@ impl Lru {
     /// Up to `out.len()` pages to be moved out next, so that `target` are in the swap cache; they stay on their lists.
     pub fn oldest_active(&mut self, table: &PageTable, target: usize, out: &mut [u32]) -> usize {
         self.set.oldest(table, u32::try_from(target).unwrap_or(u32::MAX), out)
-    }
-
-    /// Up to `out.len()` of the oldest pages that proved hot, although it is not their turn.
-    pub fn oldest_hot(&self, table: &PageTable, out: &mut [u32]) -> usize {
-        self.set.oldest_of_main(table, out)
-    }
-
-    /// Pages that are mapped and have yet to prove hot, and those that have.
-    pub fn active_lens(&self) -> (u32, u32) {
-        self.set.mapped_lens()
     }
 
     /// A `Mapped` page that cannot be moved for now: it becomes the youngest of its list.
@@ -299,7 +243,7 @@ mod tests {
         (0..400).for_each(|i| lru.cache_ahead(&t, node(i), FrameNo::new(i)));
         lru.map(&t, node(500), State::Mapped(None), Rank::NEW);
         lru.cache(&t, node(500), cached(500));
-        assert_eq!((lru.ahead_len(), lru.cached_len()), (400, 1));
+        assert_eq!((lru.ahead(), lru.cached_len()), (400, 1));
         assert_eq!(lru.take_for_writing(&t, &mut out[..1]), 1);
         assert_eq!(out[0], (node(500), FrameNo::new(500)), "what is known to be cold goes first");
         // Nothing else is cached: all but some windows go, from the oldest on.
@@ -310,9 +254,9 @@ mod tests {
         // The first touch does not make a page hot; the list has lost it.
         let (from, to) = (cached(399), State::Mapped(None));
         assert!(lru.uncache(&t, node(399), from, to) && !lru.uncache(&t, node(399), from, to));
-        assert_eq!((t.rank(node(399).0), lru.active_lens(), lru.ahead_len()), (Rank::NEW, (1, 0), 127));
+        assert_eq!((t.rank(node(399).0), lru.mapped_lens(), lru.ahead()), (Rank::NEW, (1, 0), 127));
         assert!(lru.uncache(&t, node(398), cached(398), State::None));
-        assert_eq!((t.state(node(398)), lru.ahead_len()), (State::None, 126));
+        assert_eq!((t.state(node(398)), lru.ahead()), (State::None, 126));
         // More than the sixteenth go although others are cached.
         (0..275).for_each(|i| lru.cache_ahead(&t, node(i), FrameNo::new(i)));
         lru.map(&t, node(501), State::Mapped(None), Rank::NEW);

@@ -26,7 +26,7 @@ use farpage_base::mem::open::Opening;
 use farpage_base::mem::units::{FrameNo, Vpn};
 use farpage_device::Entry;
 use farpage_swap::lru::Links;
-use farpage_swap::workingset::{Pages, Rank, Shadow, Words};
+use farpage_swap::workingset::{Pages, Rank, Shadow};
 use farpage_swap::{PAGE_SHIFT, PAGE_SIZE};
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
@@ -541,14 +541,6 @@ impl Pages for PageTable {
                 Err(now) => seen = now,
             }
         }
-    }
-}
-
-impl Words for PageTable {
-    type Word = State;
-
-    fn change(&self, n: u32, from: State, to: State) -> bool {
-        PageTable::change(self, Node(n), from, to)
     }
 }
 

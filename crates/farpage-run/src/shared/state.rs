@@ -427,7 +427,7 @@ impl Engine {
         let (active, hot, cached) = {
             let lru = lock(&self.lru);
             self.controls.value_for(Controller::Stage, lru.stage_parts().into());
-            (lru.active_len() as u64, lru.hot_len() as u64, (lru.cached_len() + lru.ahead_len()) as u64)
+            (u64::from(lru.mapped()), u64::from(lru.hot()), u64::from(lru.cached() + lru.ahead()))
         };
         set(&s.resident_bytes, active * page);
         set(&s.hot_bytes, hot * page);

@@ -266,17 +266,6 @@ fn few_faults_change_nothing() {
 }
 
 #[test]
-fn a_budget_of_any_size_has_bins() {
-    let mut distances = Distances::new(100);
-    for pages in [1 << 40, 0, usize::MAX, 1 << 30, 1] {
-        distances.resize(pages);
-        distances.note(u32::MAX);
-        distances.note(0);
-    }
-    assert_eq!(distances.total(), 10.0);
-}
-
-#[test]
 fn what_a_pool_will_take_is_not_decided_by_the_first_pages_of_many() {
     let all = 400 * MIB;
     assert_eq!(pool_for(0, 0, all), all / 2, "nothing is known");

@@ -172,7 +172,7 @@ impl Policy for Ours {
             At::Out(shadow) => {
                 self.set.note_back(shadow);
                 let rank = self.set.rank_of(shadow);
-                self.set.note_read();
+                self.set.note_read(shadow);
                 (Met::Miss, rank)
             }
         };

@@ -76,7 +76,7 @@ impl Run {
         self.make_room(others.len() as u32 + 1, moved);
         let rank = self.set.rank_of(shadow);
         self.set.note_back(shadow);
-        self.set.note_read();
+        self.set.note_read(shadow);
         self.map(page, rank);
         if let (Some(first), 1) = (others.first(), window.stride) {
             self.streams.on_served(*first, others.len() as u32);

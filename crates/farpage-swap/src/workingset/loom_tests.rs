@@ -45,15 +45,11 @@ impl Pages for Page {
     fn set_rank(&self, _: u32, _: Rank) {}
 }
 
-impl Words for Page {
-    type Word = u64;
-
-    fn change(&self, _: u32, from: u64, to: u64) -> bool {
+impl Page {
+    fn change(&self, from: u64, to: u64) -> bool {
         self.word.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
-}
 
-impl Page {
     fn cached() -> Arc<Page> {
         let zero = || AtomicU32::new(0);
         let word = AtomicU64::new(CACHED);
@@ -74,24 +70,25 @@ impl Page {
     /// The writer; whether it used a slot. `fails`: the device is full.
     fn write_out(&self, fails: bool) -> bool {
         // The shadow has the place of a link, as in the page table.
-        let keep = |n, shadow: Shadow| {
+        let may = |n, shadow: Shadow| {
             self.set_prev(n, shadow.bits());
-            Some((CACHED, WRITEBACK))
+            assert!(self.change(CACHED, WRITEBACK), "what is on a cached list is cached");
+            true
         };
-        let taken = self.set.lock().unwrap().take(self, keep);
+        let taken = self.set.lock().unwrap().evict_one_if(self, &mut 0, may);
         if taken.is_none() {
             return false;
         }
         if fails {
             let mut set = self.set.lock().unwrap();
-            if self.change(0, WRITEBACK, CACHED) {
+            if self.change(WRITEBACK, CACHED) {
                 set.recache(self, 0, Rank::HOT, true);
             } else {
                 self.frame_is_free();
             }
             return false;
         }
-        if !self.change(0, WRITEBACK, SWAPPED) {
+        if !self.change(WRITEBACK, SWAPPED) {
             self.slot_is_free();
         }
         self.frame_is_free();
@@ -103,8 +100,9 @@ impl Page {
         loop {
             match self.word.load(Ordering::Acquire) {
                 CACHED => {
-                    let rank = self.set.lock().unwrap().claim_refault(self, 0, CACHED, MAPPED);
-                    if rank.is_some() {
+                    let mut set = self.set.lock().unwrap();
+                    if self.change(CACHED, MAPPED) {
+                        set.refault(self, 0, Rank::HOT);
                         return self.frame_is_free();
                     }
                 }
@@ -124,13 +122,15 @@ impl Page {
         loop {
             let done = match self.word.load(Ordering::Acquire) {
                 CACHED => {
-                    let won = self.set.lock().unwrap().claim(self, 0, CACHED, NONE);
+                    let mut set = self.set.lock().unwrap();
+                    let won = self.change(CACHED, NONE);
                     if won {
+                        set.uncache(self, 0, Rank::HOT);
                         self.frame_is_free();
                     }
                     won
                 }
-                WRITEBACK => self.change(0, WRITEBACK, NONE),
+                WRITEBACK => self.change(WRITEBACK, NONE),
                 SWAPPED => {
                     self.word.store(NONE, Ordering::Release);
                     self.slot_is_free();
@@ -148,9 +148,9 @@ impl Page {
     fn discard_and_touch(&self) {
         self.discard();
         self.word.store(MAPPED, Ordering::Release);
-        let mut batch = List::new();
-        batch.push_front(self, 0);
-        self.set.lock().unwrap().map_all(self, &mut batch, Rank::HOT);
+        let mut batch = Batch::default();
+        batch.push(self, 0, Rank::HOT);
+        self.set.lock().unwrap().map_batch(self, &mut batch);
         assert_eq!((self.prev(0), self.next(0)), (NIL, NIL), "its links are the list's");
     }
 

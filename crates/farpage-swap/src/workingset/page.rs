@@ -46,14 +46,6 @@ pub trait Pages: Links {
     fn set_rank(&self, n: u32, rank: Rank);
 }
 
-/// The words of the pages, for what pager and writer do to cached pages at the same time.
-pub trait Words: Pages {
-    /// What a word says.
-    type Word: Copy;
-    /// Changes the word of `n` if it still is `from`.
-    fn change(&self, n: u32, from: Self::Word, to: Self::Word) -> bool;
-}
-
 /// What is noted of a page that leaves: count of departures by then, and the queue it was on.
 ///
 /// ```text

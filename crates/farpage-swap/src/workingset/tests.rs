@@ -202,12 +202,36 @@ fn a_page_that_may_not_leave_becomes_the_youngest() {
         set.cache(&pages, n, Rank::NEW);
     });
     let mut refusals = 8;
-    assert_eq!(set.evict_one_if(&pages, &mut refusals, |n| n > 1).map(|(n, _)| n), Some(2));
+    assert_eq!(set.evict_one_if(&pages, &mut refusals, |n, _| n > 1).map(|(n, _)| n), Some(2));
     assert_eq!((refusals, set.cached(), set.ages().departures), (6, 3, 1));
-    assert_eq!(set.evict_one_if(&pages, &mut 5, |_| false), None);
+    assert_eq!(set.evict_one_if(&pages, &mut 5, |_, _| false), None);
     assert_eq!((set.cached(), set.ages().departures), (3, 1));
     set.uncache(&pages, 1, Rank::NEW);
     assert_eq!(set.evict_one(&pages).map(|(n, _)| n), Some(3));
+}
+
+/// Of pages read ahead only what is too much leaves, also beside one that another thread has; the first touch of one
+/// does not make it hot.
+#[test]
+fn pages_read_ahead_leave_where_they_are_too_many() {
+    let pages = Ranked(Nodes::new(8), vec![Default::default(); 8]);
+    let (mut set, mut batch) = (WorkingSet::new(), Batch::default());
+    (0..4).for_each(|n| batch.push_ahead(&pages, n));
+    batch.push(&pages, 4, Rank::NEW);
+    batch.push(&pages, 5, Rank::HOT);
+    set.map_batch(&pages, &mut batch);
+    assert!(batch.is_empty());
+    assert_eq!((set.ahead(), set.mapped_lens(), set.cached()), (4, (1, 1), 0));
+    let mut refusals = 8;
+    let mut leave =
+        |set: &mut WorkingSet, most| set.evict_cached(&pages, most, &mut refusals, |n, _| n != 0).map(|(n, _)| n);
+    assert_eq!((leave(&mut set, 3), leave(&mut set, 3)), (Some(1), None));
+    set.cache(&pages, 4, Rank::NEW);
+    assert_eq!((leave(&mut set, 3), leave(&mut set, 1)), (Some(4), Some(2)));
+    assert_eq!((leave(&mut set, 0), leave(&mut set, 0)), (Some(3), None), "the refused one is left");
+    assert_eq!((set.ahead(), set.ages().departures, refusals), (1, 4, 0));
+    set.touch_ahead(&pages, 0, Rank::NEW);
+    assert_eq!((set.ahead(), set.mapped_lens()), (0, (1, 1)));
 }
 
 /// Without cached lists: what probation has above its share, then main, and probation again where there is no main.

@@ -8,7 +8,8 @@ use super::pager_core::PagerCore;
 use farpage_base::mem::lock::lock;
 use farpage_device::Usage;
 use farpage_swap::PAGE_SIZE;
-use farpage_swap::pool_share::{Distances, PoolShare, Sample};
+use farpage_swap::pool_share::{PoolShare, Sample};
+use farpage_swap::workingset::Distances;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// What a fault costs besides the load, ns: the thread that has it serves it.

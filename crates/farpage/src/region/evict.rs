@@ -9,7 +9,7 @@
 //! Thread mode: pages are moved into frames (the swap cache), in runs where they are neighbours: system calls may have
 //! writable pages pinned, and only a move finds that out.
 
-use super::lists::{Lists, LocalLists, NewPage};
+use super::lists::ListsGuard;
 use super::pager_core::{PagerCore, count};
 use super::places::RegionPlace;
 use super::store::{EvictPage, Stored};
@@ -20,7 +20,7 @@ use farpage_base::sys::raw::{ErrnoText, discard};
 use farpage_base::sys::uffd::UffdError;
 use farpage_swap::PAGE_SIZE;
 use farpage_swap::watermarks::EVICT_MAX;
-use farpage_swap::workingset::Pages;
+use farpage_swap::workingset::{Batch, Pages};
 use std::ops::Range;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering::Relaxed;
@@ -116,18 +116,18 @@ impl PagerCore {
         let mut lists = self.lists.lock();
         let (mut looked, mut n);
         if let Some(target) = target {
-            looked = lists.set.oldest(&self.space, target as u32, oldest);
+            looked = lists.oldest(&self.space, target as u32, oldest);
             n = self.claim_listed(&mut lists, &oldest[..looked], picked);
-            let more = lists.set.oldest_in_turn(&self.space, &mut oldest[looked..]);
+            let more = lists.oldest_in_turn(&self.space, &mut oldest[looked..]);
             n += self.claim_listed(&mut lists, &oldest[looked..][..more], &mut picked[n..]);
             looked += more;
         } else {
-            looked = lists.set.oldest_unstaged(&self.space, oldest);
+            looked = lists.oldest_unstaged(&self.space, oldest);
             n = self.claim_listed(&mut lists, &oldest[..looked], picked);
         }
         if n == 0 {
             // All of main may be pinned.
-            let more = lists.set.oldest_of_probation(&self.space, oldest);
+            let more = lists.oldest_of_probation(&self.space, oldest);
             n = self.claim_listed(&mut lists, &oldest[..more], picked);
             looked += more;
         }
@@ -135,22 +135,22 @@ impl PagerCore {
     }
 
     /// Makes mapped pages busy and takes them off their lists, but for those that are busy or pinned; how many.
-    fn claim_listed(&self, lists: &mut Lists, pages: &[u32], claimed: &mut [Option<(u32, Seen)>]) -> usize {
+    fn claim_listed(&self, lists: &mut ListsGuard<'_>, pages: &[u32], claimed: &mut [Option<(u32, Seen)>]) -> usize {
         let mut n = 0;
         for &page in pages {
             let rank = self.space.rank(page);
             match self.space.word(page).try_lock() {
                 Some(seen) if seen.pins() == 0 => {
-                    lists.set.unmap(&self.space, page, rank);
+                    lists.unmap(&self.space, page, rank);
                     claimed[n] = Some((page, seen));
                     n += 1;
                 }
                 Some(seen) => {
-                    lists.set.rotate(&self.space, page, rank);
+                    lists.rotate(&self.space, page, rank);
                     self.space.word(page).unlock(seen, seen.state());
                 }
                 // Another thread is about to unlink it.
-                None => lists.set.rotate(&self.space, page, rank),
+                None => lists.rotate(&self.space, page, rank),
             }
         }
         n
@@ -270,7 +270,7 @@ impl PagerCore {
         self.swapped.fetch_add(swapped as i64, Relaxed);
         let mut lists = self.lists.lock();
         for &(page, _, _) in &gone {
-            self.space.set_shadow(page, lists.set.evict_unlisted(self.space.rank(page)));
+            self.space.set_shadow(page, lists.evict_unlisted(self.space.rank(page)));
         }
         drop(lists);
         gone.iter().for_each(|(page, seen, to)| self.space.word(*page).unlock(*seen, *to));
@@ -341,7 +341,7 @@ impl PagerCore {
             if let PageState::Mapped(entry) = seen.state() {
                 self.frame_entries.set(f, entry);
             }
-            lists.set.cache_unlisted(&self.space, *page, self.space.rank(*page));
+            lists.cache_unlisted(&self.space, *page, self.space.rank(*page));
         }
         drop(lists);
         for (f, (page, seen)) in first.run(done).zip(&run[..done]) {
@@ -370,15 +370,13 @@ impl PagerCore {
         if pages.is_empty() {
             return;
         }
-        let mut local = LocalLists::default();
-        for &(page, _) in pages {
-            local.link(&self.space, NewPage { page, rank: self.space.rank(page), ahead: false });
-        }
+        let mut batch = Batch::default();
+        pages.iter().for_each(|&(page, _)| batch.push(&self.space, page, self.space.rank(page)));
         let mut lists = self.lists.lock();
         if youngest {
-            lists.splice_front(&self.space, &mut local);
+            lists.map_batch(&self.space, &mut batch);
         } else {
-            lists.splice_back(&self.space, &mut local);
+            lists.map_batch_oldest(&self.space, &mut batch);
         }
         drop(lists);
         pages.iter().for_each(|&(page, seen)| self.space.word(page).unlock(seen, seen.state()));

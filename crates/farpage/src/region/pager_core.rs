@@ -198,7 +198,7 @@ impl PagerCore {
         let Some(seen) = self.space.word(page).try_lock() else { return };
         let seen = seen.writable();
         self.space.set_rank(page, Rank::NEW);
-        self.lists.lock().set.map(&self.space, page, Rank::NEW);
+        self.lists.lock().map(&self.space, page, Rank::NEW);
         self.held.fetch_add(1, Relaxed);
         self.space.word(page).unlock(seen, PageState::Mapped(None));
     }
@@ -215,7 +215,7 @@ impl PagerCore {
             lists.unlink(&self.space, page, seen);
             let rank = self.space.rank(page).max(Rank::HOT);
             self.space.set_rank(page, rank);
-            lists.set.map(&self.space, page, rank);
+            lists.map(&self.space, page, rank);
         }
         word.unlock(seen, seen.state());
         there

@@ -11,7 +11,6 @@
 
 use super::evict::add_page;
 use super::fault::CHUNK;
-use super::lists::Lists;
 use super::pager_core::{PagerCore, count};
 use super::signal;
 use super::store::{EvictPage, Stored};
@@ -22,7 +21,7 @@ use farpage_base::sys::futex;
 use farpage_base::sys::message::message;
 use farpage_device::{Entry, StoreError};
 use farpage_swap::tuning::Controller;
-use farpage_swap::workingset::{Pages, Rank, Shadow};
+use farpage_swap::workingset::{Pages, Shadow};
 use std::cell::Cell;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
@@ -183,9 +182,9 @@ impl PagerCore {
         } else {
             let (cached, target) = {
                 let lists = self.lists.lock();
-                self.controls.value_for(Controller::Stage, lists.set.stage_parts().into());
-                let target = (lists.set.cached_target(u32::MAX) as usize).max(CACHED_MIN).min(self.cached_most());
-                (lists.set.cached() as usize, target)
+                self.controls.value_for(Controller::Stage, lists.stage_parts().into());
+                let target = (lists.cached_target(u32::MAX) as usize).max(CACHED_MIN).min(self.cached_most());
+                (lists.cached() as usize, target)
             };
             // A small part of the cached pages at a time, so that each has been there for about as long.
             let batch = batch.min((target / CACHED_BATCHES).max(BATCH_LEAST));
@@ -238,32 +237,19 @@ impl PagerCore {
         let mut taken: Vec<CachedPage> = Vec::with_capacity(most);
         {
             let mut lists = self.lists.lock();
-            let Lists { set, ahead, .. } = &mut *lists;
             let mut refusals = most;
             while taken.len() < most {
                 // A thread that has the page busy is about to unlink it.
                 let locked = Cell::new(None);
-                let may = |page| {
+                let may = |page, _| {
                     locked.set(self.space.word(page).try_lock());
                     locked.get().is_some()
                 };
-                let next = if ahead.len() as usize > self.ahead_target() || set.cached() == 0 {
-                    let Some(page) = ahead.back() else { break };
-                    if !may(page) {
-                        ahead.move_to_front(&self.space, page);
-                        let Some(left) = refusals.checked_sub(1) else { break };
-                        refusals = left;
-                        continue;
-                    }
-                    ahead.remove(&self.space, page);
-                    (page, set.evict_unlisted(Rank::NEW))
-                } else if in_turn && set.is_behind() {
+                let waiting = if lists.cached() > 0 { self.ahead_target() as u32 } else { 0 };
+                if in_turn && lists.ahead() <= waiting && lists.is_behind() {
                     break;
-                } else {
-                    let Some(next) = set.evict_one_if(&self.space, &mut refusals, may) else { break };
-                    next
-                };
-                let (page, shadow) = next;
+                }
+                let Some((page, shadow)) = lists.evict_cached(&self.space, waiting, &mut refusals, may) else { break };
                 if let Some(seen) = locked.get()
                     && let PageState::Cached(f) = seen.state()
                 {
@@ -292,7 +278,7 @@ impl PagerCore {
                 Stored::New(entry) => free.push(self.stored(one, PageState::Swapped(entry))),
                 Stored::Nowhere => {
                     let rank = self.space.rank(one.page);
-                    self.lists.lock().set.recache(&self.space, one.page, rank, false);
+                    self.lists.lock().recache(&self.space, one.page, rank, false);
                     self.space.word(one.page).unlock(one.seen, one.seen.state());
                 }
             }

@@ -9,7 +9,7 @@ const THREADS: usize = 4;
 
 /// Locks taken, and pages that came in or went out, while four threads write pages of their own, `rounds` times, in the
 /// order that `at` says.
-fn taken(mode: FaultMode, advice: Advice, rounds: usize, at: impl Fn(usize) -> usize + Sync) -> Option<(u64, u64)> {
+fn taken(mode: FaultMode, advice: Advice, rounds: usize, at: impl Fn(usize) -> usize + Sync) -> Option<(u32, u64)> {
     let pager = built_in(mode, Pager::builder().budget(BUDGET).swap([file()]))?;
     let region = pager.region(PAGES * PAGE_SIZE).unwrap();
     region.advise(0..region.len(), advice).unwrap();
@@ -32,7 +32,7 @@ fn taken(mode: FaultMode, advice: Advice, rounds: usize, at: impl Fn(usize) -> u
     });
     let s = pager.stats().unwrap();
     let pages = s.pswpin + s.swpin_zero + s.pswpout + s.swpout_clean + s.swpout_zero;
-    let locked = pager.owner.core.lists.lock().locked;
+    let locked = pager.owner.core.lists.locked();
     Some((locked, pages))
 }
 
@@ -47,7 +47,7 @@ fn the_lock_is_taken_seldom() {
     for (mode, advice, most) in cases {
         let at = |i: usize| if advice == Advice::Random { mix(i as u64) as usize } else { i };
         let Some((locked, pages)) = taken(mode, advice, 4, at) else { continue };
-        let each = locked as f64 / pages as f64;
+        let each = f64::from(locked) / pages as f64;
         println!("{mode:?}, {advice:?}: {pages} pages, {each:.3} locks a page");
         assert!(each < most, "{mode:?}, {advice:?}: {each}");
     }
