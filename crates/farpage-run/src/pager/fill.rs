@@ -15,7 +15,7 @@
 
 use crate::pager::cx::{Cx, Outcome};
 use crate::shared::lru::PageBatch;
-use crate::shared::page_table::State;
+use crate::shared::page_table::{Node, State};
 use crate::store;
 use farpage_base::mem::lock::lock;
 use farpage_base::mem::open::STEP;
@@ -167,39 +167,47 @@ impl Cx {
         Stat::add(&e.stat.pswpin, 1);
     }
 
-    /// The pages from `vpn` on are in the program now: words, lists, slots. `wanted`: a thread waits for the first one.
+    /// The pages from `vpn` on are in the program now. `wanted`: a thread waits for the first one.
     pub(crate) fn map_swapped_in(&mut self, vpn: Vpn, entries: &[Entry], wanted: bool) {
         let e = self.e;
-        let mut kept = [None; READAHEAD_MAX as usize];
+        let pages = entries.iter().enumerate();
+        let pages = pages.filter_map(|(i, entry)| e.table.node(vpn + i).map(|node| (node, *entry)));
+        self.map_all(vpn, pages, usize::from(wanted));
+    }
+
+    /// Pages that were swapped out are in the program now, the first at `vpn`: words, lists, slots. `touched`: how many
+    /// of them, the first ones, threads wait for.
+    pub(crate) fn map_all(&self, vpn: Vpn, pages: impl Iterator<Item = (Node, Entry)> + Clone, touched: usize) {
+        let e = self.e;
+        let others = || pages.clone().skip(touched);
         // For a page alone, the fault is what costs. A copy in the pool takes memory in which other pages could stay,
         // and spares only that it is compressed again.
-        let may_cost = entries.len() > 1;
-        for (kept, entry) in kept.iter_mut().zip(entries) {
-            *kept = self.keeps(*entry, may_cost).then_some(*entry);
+        let may_cost = pages.clone().nth(touched.max(1)).is_some();
+        let (mut kept, mut n) = ([None; READAHEAD_MAX as usize], 0);
+        for (kept, (_, entry)) in kept.iter_mut().zip(pages.clone()) {
+            *kept = self.keeps(entry, may_cost).then_some(entry);
+            n += 1;
         }
         // One lot for all: what is read in one go stays or leaves in one go.
-        let nodes = |from: usize| (from..entries.len()).filter_map(|i| e.table.node(vpn + i));
-        let rank = lock(&e.lru).rank_together(&e.table, e.table.node(vpn), nodes(usize::from(wanted)));
-        let (mut touched, mut batch) = (None, PageBatch::ranked(rank));
-        for (i, kept) in kept[..entries.len()].iter().enumerate() {
-            let Some(node) = e.table.node(vpn + i) else { continue };
-            if wanted && i == 0 {
-                touched = Some((node, State::Mapped(*kept)));
-            } else {
-                batch.map(&e.table, node, State::Mapped(*kept));
-            }
+        let mut batch = PageBatch::default();
+        if n > touched {
+            let (first, others) = (pages.clone().next(), others().map(|(node, _)| node));
+            batch = PageBatch::ranked(lock(&e.lru).rank_together(&e.table, first.map(|(node, _)| node), others));
+        }
+        for ((node, _), kept) in others().zip(kept.iter().skip(touched)) {
+            batch.map(&e.table, node, State::Mapped(*kept));
         }
         let mut lru = lock(&e.lru);
         lru.map_batch(&e.table, &mut batch);
-        if let Some((node, to)) = touched {
-            lru.map_refaulted(&e.table, node, to);
+        for ((node, _), kept) in pages.clone().zip(kept).take(touched) {
+            lru.map_refaulted(&e.table, node, State::Mapped(kept));
         }
         drop(lru);
-        for (entry, _) in entries.iter().zip(&kept).filter(|(_, kept)| kept.is_none()) {
-            e.free_entry(Some(*entry));
+        for ((_, entry), _) in pages.zip(kept).filter(|(_, kept)| kept.is_none()) {
+            e.free_entry(Some(entry));
         }
-        Stat::add(&e.stat.pswpin, entries.len() as u64);
-        e.stat.events.note(EventKind::Load, vpn.number(), entries.len());
+        Stat::add(&e.stat.pswpin, n as u64);
+        e.stat.events.note(EventKind::Load, vpn.number(), n);
     }
 
     /// Whether the slot of a page that has come in stays, as a clean copy; `may_cost`: also one that takes memory.

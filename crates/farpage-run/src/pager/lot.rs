@@ -12,19 +12,17 @@
 //! Before they are loaded, their words are looked at once more: what reclaim or another fault has changed meanwhile is
 //! served anew. After that the pager does nothing else until all are there.
 //!
-//! Callers: `messages`, `swap_in`, on the pager's thread. Locks: `lru`, those of the devices.
+//! Callers: `messages`, `swap_in`, on the pager's thread. Locks: those of the devices.
 
 use crate::cpus::ab_trial::Trial;
 use crate::pager::cx::{Cx, LotPage, Outcome};
 use crate::shared::board::JOB_MAX;
-use crate::shared::page_table::State;
 use crate::shared::stacks::HELPERS_MAX;
 use crate::threads::helper;
-use farpage_base::mem::lock::lock;
 use farpage_base::mem::units::Vpn;
 use farpage_base::sys::cpu;
 use farpage_device::Entry;
-use farpage_ipc::stat::{EventKind, Stat};
+use farpage_ipc::stat::Stat;
 use farpage_swap::PAGE_SIZE;
 use farpage_swap::tuning::Controller;
 use std::sync::atomic::Ordering::SeqCst;
@@ -106,27 +104,12 @@ impl Cx {
         failed
     }
 
-    /// These pages are in the program now: words, lists, slots.
+    /// These pages are in the program now.
     pub(crate) fn map_lot(&mut self, lot: &[LotPage]) {
-        let e = self.e;
-        let mut kept = [None; JOB_MAX];
-        for (kept, page) in kept.iter_mut().zip(lot) {
-            *kept = self.keeps(page.entry, false).then_some(page.entry);
-        }
-        let mut lru = lock(&e.lru);
-        for (page, kept) in lot.iter().zip(kept) {
-            lru.map_refaulted(&e.table, page.node, State::Mapped(kept));
-        }
-        drop(lru);
-        for (page, _) in lot.iter().zip(kept).filter(|(_, kept)| kept.is_none()) {
-            e.free_entry(Some(page.entry));
-        }
-        e.budget.add(lot.len() as i64);
+        let Some(first) = lot.first() else { return };
+        self.map_all(first.vpn, lot.iter().map(|page| (page.node, page.entry)), lot.len());
+        self.e.budget.add(lot.len() as i64);
         self.filled += lot.len() as u64;
-        Stat::add(&e.stat.pgmajfault, lot.len() as u64);
-        Stat::add(&e.stat.pswpin, lot.len() as u64);
-        if let Some(page) = lot.first() {
-            e.stat.events.note(EventKind::Load, page.vpn.number(), lot.len());
-        }
+        Stat::add(&self.e.stat.pgmajfault, lot.len() as u64);
     }
 }
