@@ -6,6 +6,7 @@
 //! swap cache: nothing is ever given up before its copy is complete. The memory of what has been stored goes back to
 //! the kernel in runs of frames.
 
+use crate::shared::address_space::AddressSpace;
 use crate::shared::page_table::{Node, State};
 use crate::shared::state::Engine;
 use farpage_base::mem::arena::DISCARD_AREA_BYTES;
@@ -149,11 +150,16 @@ fn release_spent(e: &Engine) -> usize {
 /// spent, and are not tried twice.
 fn release(e: &Engine, most: usize, take: impl Fn(usize) -> Option<(FrameNo, usize)>) -> usize {
     let (mut tried, mut released) = (0, 0);
-    while tried < most
-        && let Some((first, n)) = take(EMPTIED_MAX.min(most - tried))
-    {
-        released += release_run(e, first, n, n as i64);
-        tried += n;
+    while tried < most {
+        let before = tried;
+        released += discard(e, |room| {
+            let run = take(room.min(most - tried));
+            tried += run.map_or(0, |(_, n)| n);
+            run.map(|(first, n)| (first, n, n))
+        });
+        if tried == before {
+            break;
+        }
     }
     released
 }
@@ -257,23 +263,45 @@ fn put_back(e: &Engine, node: Node, frame: FrameNo) {
     }
 }
 
-/// Gives the pages of `n` neighbouring frames back to the kernel: moved into the discard area, from where they can be
-/// dropped without an event; how many were. `resident`: how many of them are memory (the shared zero page is not).
-/// Frames that cannot be emptied become spent ones.
-pub(crate) fn release_run(e: &Engine, first: FrameNo, n: usize, resident: i64) -> usize {
-    if n == 0 {
-        return 0;
-    }
+/// Gives the pages of `n` neighbouring frames back to the kernel. `resident`: how many of them are memory (the shared
+/// zero page is not).
+pub(crate) fn release_run(e: &Engine, first: FrameNo, n: usize, resident: usize) {
+    let mut run = Some((first, n, resident)).filter(|_| n > 0);
+    discard(e, |_| run.take());
+}
+
+/// Gives the pages of frames back to the kernel, one filling of the discard area at most: moved there, from where they
+/// can be dropped without an event. `next` is given the room that is left there, and has neighbouring frames, how many,
+/// and how many of these are memory. How many pages were dropped; frames that cannot be emptied become spent ones.
+fn discard(e: &Engine, mut next: impl FnMut(usize) -> Option<(FrameNo, usize, usize)>) -> usize {
     let discard_area = lock(&e.discard_area);
-    let Some(mm) = discard_area.as_ref().filter(|_| n <= EMPTIED_MAX) else {
-        e.frames.put_spent(first, n);
-        return 0;
-    };
     let base = e.arena.discard_area.base;
+    let (mut full, mut freed) = (0, 0);
+    while full < EMPTIED_MAX
+        && let Some((first, n, resident)) = next(EMPTIED_MAX - full)
+    {
+        let mm = discard_area.as_ref().filter(|_| n <= EMPTIED_MAX - full);
+        let moved = mm.map_or(0, |mm| empty(e, &**mm, first, n, base + full * PAGE_SIZE));
+        e.frames.put_empty(first, moved);
+        e.frames.put_spent(first + moved, n - moved);
+        full += moved;
+        freed += moved.min(resident);
+    }
+    if full > 0 {
+        // SAFETY: the area belongs to the holder of its lock; its userfaultfd reports no events.
+        let _ = unsafe { madvise(base as *mut _, full * PAGE_SIZE, Advice::LinuxDontNeed) };
+    }
+    drop(discard_area);
+    e.budget.add(-(freed as i64));
+    full
+}
+
+/// Moves the pages of `n` neighbouring frames of the caller's to `to`, in the discard area; how many could be.
+fn empty(e: &Engine, mm: &dyn AddressSpace, first: FrameNo, n: usize, to: usize) -> usize {
     let (mut done, mut unshared) = (0, usize::MAX);
     while done < n {
-        let (dst, src) = (base + done * PAGE_SIZE, e.frames.addr(first) + done * PAGE_SIZE);
-        // SAFETY: the frames are ours; the discard area belongs to the holder of its lock.
+        let (dst, src) = (to + done * PAGE_SIZE, e.frames.addr(first) + done * PAGE_SIZE);
+        // SAFETY: the frames are ours; the discard area belongs to the holder of its lock, who called.
         let moved = unsafe { mm.move_pages(dst, src, (n - done) * PAGE_SIZE, true) }.0 / PAGE_SIZE;
         done += moved;
         if moved == 0 && unshared == done {
@@ -286,12 +314,6 @@ pub(crate) fn release_run(e: &Engine, first: FrameNo, n: usize, resident: i64) -
             unsafe { e.frames.unshare(first + done) };
         }
     }
-    // SAFETY: no other thread uses the discard area; its userfaultfd reports no events.
-    let _ = unsafe { madvise(base as *mut _, n * PAGE_SIZE, Advice::LinuxDontNeed) };
-    drop(discard_area);
-    e.frames.put_empty(first, done);
-    e.frames.put_spent(first + done, n - done);
-    e.budget.add(-resident.min(done as i64));
     done
 }
 

@@ -105,7 +105,7 @@ impl Transit {
         unsafe { std::ptr::copy_nonoverlapping(transit as *const u8, frames as *mut u8, bytes) };
         let done = bytes / PAGE_SIZE;
         self.empty(cx, done);
-        store::release_run(e, first + done, made - done, (made - done) as i64);
+        store::release_run(e, first + done, made - done, made - done);
         if done == 0 {
             return cx.refused(vpn, run, result);
         }
