@@ -12,12 +12,12 @@ use crate::shared::state::Engine;
 use farpage_base::mem::arena::DISCARD_AREA_BYTES;
 use farpage_base::mem::lock::lock;
 use farpage_base::mem::units::{FrameNo, Page, Vpn};
+use farpage_base::sys::raw::discard;
 use farpage_device::content::Leaving;
 use farpage_device::io::BATCH_MAX;
 use farpage_device::{Entry, StoreError};
 use farpage_ipc::stat::{EventKind, Stat};
 use farpage_swap::PAGE_SIZE;
-use rustix::mm::{Advice, madvise};
 
 /// Pages stored in memory per turn, between two looks at the fork gate, and pages of a batch for a file at least.
 pub(crate) const WRITE_BATCH: usize = 32;
@@ -28,6 +28,8 @@ const TAKE: usize = 8;
 const RELEASE_MIN: usize = 128;
 /// Frames emptied at once at most: what the discard area has room for.
 const EMPTIED_MAX: usize = DISCARD_AREA_BYTES / PAGE_SIZE;
+/// And so many runs of them.
+const RUNS_MAX: usize = 64;
 
 impl Engine {
     /// `--verify`: the bytes read back must be the bytes that were swapped out.
@@ -134,8 +136,8 @@ pub(crate) fn release_unused(e: &Engine) -> usize {
     release_spent(e) + release(e, e.frames.free_count(), |n| e.frames.take_free(n))
 }
 
-/// The same for what has been stored, once that is many pages: two system calls, each of which interrupts other CPUs,
-/// take any number of neighbours.
+/// The same for what has been stored, once that is many pages: each run of neighbours and the end of it all are a system
+/// call that interrupts other CPUs.
 fn release_stored(e: &Engine) {
     if e.frames.spent_count() >= RELEASE_MIN {
         release_spent(e);
@@ -146,13 +148,13 @@ fn release_spent(e: &Engine) -> usize {
     release(e, e.frames.spent_count(), |n| e.frames.take_spent(n))
 }
 
-/// Gives up to `most` frames back, in the runs that `take` has; how many. Those that cannot be given back now stay
-/// spent, and are not tried twice.
+/// Gives frames back, in the runs that `take` has; how many. `most` of them are tried. Those that cannot be given back
+/// now stay spent.
 fn release(e: &Engine, most: usize, take: impl Fn(usize) -> Option<(FrameNo, usize)>) -> usize {
     let (mut tried, mut released) = (0, 0);
     while tried < most {
         let before = tried;
-        released += discard(e, |room| {
+        released += release_runs(e, |room| {
             let run = take(room.min(most - tried));
             tried += run.map_or(0, |(_, n)| n);
             run.map(|(first, n)| (first, n, n))
@@ -266,33 +268,43 @@ fn put_back(e: &Engine, node: Node, frame: FrameNo) {
 /// Gives the pages of `n` neighbouring frames back to the kernel. `resident`: how many of them are memory (the shared
 /// zero page is not).
 pub(crate) fn release_run(e: &Engine, first: FrameNo, n: usize, resident: usize) {
-    let mut run = Some((first, n, resident)).filter(|_| n > 0);
-    discard(e, |_| run.take());
+    if n > 0 {
+        let mut run = Some((first, n, resident));
+        release_runs(e, |_| run.take());
+    }
 }
 
-/// Gives the pages of frames back to the kernel, one filling of the discard area at most: moved there, from where they
-/// can be dropped without an event. `next` is given the room that is left there, and has neighbouring frames, how many,
-/// and how many of these are memory. How many pages were dropped; frames that cannot be emptied become spent ones.
-fn discard(e: &Engine, mut next: impl FnMut(usize) -> Option<(FrameNo, usize, usize)>) -> usize {
+/// Gives the pages of frames back to the kernel: moved into the discard area, from where they can be dropped without an
+/// event, all at once. `next` returns runs of frames, as long as the room there that it is told: the first frame, how
+/// many, and how many of their pages are memory. Returns how many pages were dropped. Frames that cannot be emptied
+/// become spent ones.
+fn release_runs(e: &Engine, mut next: impl FnMut(usize) -> Option<(FrameNo, usize, usize)>) -> usize {
     let discard_area = lock(&e.discard_area);
     let base = e.arena.discard_area.base;
-    let (mut full, mut freed) = (0, 0);
-    while full < EMPTIED_MAX
-        && let Some((first, n, resident)) = next(EMPTIED_MAX - full)
+    // Of each run the first frame, how many, and how many have been emptied.
+    let mut runs = [(FrameNo::default(), 0, 0); RUNS_MAX];
+    let (mut n, mut full, mut end, mut freed) = (0, 0, 0, 0);
+    while n < RUNS_MAX
+        && full < EMPTIED_MAX
+        && let Some((first, len, resident)) = next(EMPTIED_MAX - full)
     {
-        let mm = discard_area.as_ref().filter(|_| n <= EMPTIED_MAX - full);
-        let moved = mm.map_or(0, |mm| empty(e, &**mm, first, n, base + full * PAGE_SIZE));
-        e.frames.put_empty(first, moved);
-        e.frames.put_spent(first + moved, n - moved);
-        full += moved;
-        freed += moved.min(resident);
+        let mm = discard_area.as_ref().filter(|_| len <= EMPTIED_MAX - full);
+        let moved = mm.map_or(0, |mm| empty(e, &**mm, first, len, base + full * PAGE_SIZE));
+        runs[n] = (first, len, moved);
+        // What is in the way of a move is dropped, too.
+        end = EMPTIED_MAX.min(end.max(full + len));
+        (n, full, freed) = (n + 1, full + moved, freed + moved.min(resident));
     }
-    if full > 0 {
+    if end > 0 {
         // SAFETY: the area belongs to the holder of its lock; its userfaultfd reports no events.
-        let _ = unsafe { madvise(base as *mut _, full * PAGE_SIZE, Advice::LinuxDontNeed) };
+        let _ = unsafe { discard(base as *mut _, end * PAGE_SIZE) };
     }
     drop(discard_area);
     e.budget.add(-(freed as i64));
+    for &(first, len, moved) in &runs[..n] {
+        e.frames.put_empty(first, moved);
+        e.frames.put_spent(first + moved, len - moved);
+    }
     full
 }
 

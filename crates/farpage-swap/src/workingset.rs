@@ -369,9 +369,10 @@ impl WorkingSet {
     }
 
     /// The same; a page that `may` refuses becomes the youngest of its list instead. `None` also if that has happened
-    /// `refusals` times, which is counted down. `may` is called while the page is on no list, with the shadow that it
-    /// leaves with: where that has the place of a link, and the page may come back as soon as its word is changed, the
-    /// shadow has to be kept before.
+    /// `refusals` times, which is counted down.
+    ///
+    /// `may` is called while the page is on no list. It is told the shadow that the page leaves with. The shadow has to
+    /// be kept before the word of the page is changed: from then on the page may come back, and be linked.
     pub fn evict_one_if(
         &mut self,
         pages: &impl Pages,

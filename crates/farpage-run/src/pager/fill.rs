@@ -10,7 +10,7 @@
 //! written by us ([`farpage_base::mem::frame`]). And to move one into the program interrupts every CPU that has run a
 //! thread of the process since the last time; a copy interrupts none.
 //!
-//! Callers: `fault`, `swap_in`, `prefetch`, `bring_in`, on the pager's thread. Locks: that of the frames;
+//! Callers: `fault`, `swap_in`, `lot`, `prefetch`, `bring_in`, on the pager's thread. Locks: `lru`; that of the frames;
 //! `discard_area`, and that of the frames in it.
 
 use crate::pager::cx::{Cx, Outcome};
@@ -175,8 +175,8 @@ impl Cx {
         self.map_all(vpn, pages, usize::from(wanted));
     }
 
-    /// Pages that were swapped out are in the program now, the first at `vpn`: words, lists, slots. `touched`: how many
-    /// of them, the first ones, threads wait for.
+    /// Pages that were swapped out are in the program now, the first at `vpn`: words, lists, slots. Threads wait for the
+    /// first `touched` of them.
     pub(crate) fn map_all(&self, vpn: Vpn, pages: impl Iterator<Item = (Node, Entry)> + Clone, touched: usize) {
         let e = self.e;
         let others = || pages.clone().skip(touched);

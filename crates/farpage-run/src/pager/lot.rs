@@ -12,7 +12,7 @@
 //! Before they are loaded, their words are looked at once more: what reclaim or another fault has changed meanwhile is
 //! served anew. After that the pager does nothing else until all are there.
 //!
-//! Callers: `messages`, `swap_in`, on the pager's thread. Locks: those of the devices.
+//! Callers: `messages`, `swap_in`, on the pager's thread. Locks: `lru`, those of the devices.
 
 use crate::cpus::ab_trial::Trial;
 use crate::pager::cx::{Cx, LotPage, Outcome};

@@ -3,7 +3,7 @@
 //! [`Kernel`] is the process's own, by userfaultfd, `PAGEMAP_SCAN` and `/proc/self/maps`. Tests have a small kernel of
 //! their own that can delay, refuse and count (`run/tests/fake.rs`), so that the pager runs step by step on one thread.
 //!
-//! Callers: the pager, on its thread; `store::release_run` for the discard area, under its lock. Addresses and lengths
+//! Callers: the pager, on its thread; `store::release_runs` for the discard area, under its lock. Addresses and lengths
 //! are bytes, multiples of a page.
 
 use farpage_base::sys::futex::unshare_page;

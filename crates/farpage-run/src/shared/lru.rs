@@ -20,7 +20,7 @@ const AHEAD_MIN: u32 = 128;
 /// The lists; kept in a mutex by the engine.
 #[derive(Debug)]
 pub struct Lru {
-    /// Others change it where no page comes to a list or leaves one.
+    /// Clock, length of the stage, and distances may be changed here. What changes a list is below: the words follow.
     pub set: WorkingSet,
     ahead_max: u32,
     /// The pager has tried, and probation was behind all the same.
@@ -200,9 +200,10 @@ impl Lru {
     pub fn take_for_writing(&mut self, table: &PageTable, out: &mut [(Node, FrameNo)]) -> usize {
         let mut taken = 0;
         let frame = Cell::new(FrameNo::default());
-        // A page is on these lists if, and only if, its word says that it is cached.
         let may = |n, shadow| {
-            let State::Cached(f) = table.state(Node(n)) else { return false };
+            let state = table.state(Node(n));
+            debug_assert!(matches!(state, State::Cached(_)), "a page is on these lists if its word says so: {state:?}");
+            let State::Cached(f) = state else { return false };
             table.set_shadow(Node(n), shadow);
             frame.set(f);
             table.change(Node(n), State::Cached(f), State::Writeback(f))

@@ -190,9 +190,14 @@ impl State {
         }
         let out = self.is_engine(dst);
         if out && self.is_engine(src) {
-            // Into the discard area, from where its memory is dropped at once.
+            // Into the discard area. A byte there says that a page is in its place, until the area is emptied.
+            // SAFETY: the area is mapped, and belongs to the thread that moves into it.
+            let place = unsafe { &mut *(dst as *mut u8) };
             if !self.frames.contains(&src) {
                 return Err(UffdError::Absent);
+            }
+            if std::mem::replace(place, 1) != 0 {
+                return Err(UffdError::Present);
             }
             self.set_frame(src, false);
             return Ok(());

@@ -12,6 +12,7 @@ use crate::monitor::build::{arena_sizes, build};
 use crate::pager::start::pager_for_test;
 use crate::pager::state::Pager;
 use crate::shared::state::{Engine, SwapCache};
+use crate::store;
 use crate::threads::{helper, writer};
 use fake::Fake;
 use farpage_base::mem::arena::Arena;
@@ -449,6 +450,30 @@ fn pages_leave_while_all_that_could_be_interrupted_sleep() {
         world.pager.turn();
     }
     panic!("{} pages above the budget", world.over());
+}
+
+/// Whatever is in the way of a page in the discard area is dropped with the others, wherever it lies.
+#[test]
+fn what_lies_in_the_discard_area_does_not_stay() {
+    let mut world = World::new(61, "swap:zram", 0);
+    let e = world.e;
+    for place in [0, 5] {
+        while e.frames.spent_count() < 40 {
+            pair_of_faults(&mut world);
+            let _ = store::write_some(e, 32, 32);
+        }
+        let at = (e.arena.discard_area.base + place * PAGE_SIZE) as *mut u8;
+        // SAFETY: the area is mapped, and no thread gives frames back now.
+        unsafe { at.write_volatile(1) };
+        let (mut left, mut turns) = (e.frames.spent_count(), 0);
+        while left > 0 {
+            store::release_unused(e);
+            (left, turns) = (e.frames.spent_count(), turns + 1);
+            assert!(turns < 4, "{left} frames cannot be given back: a page lies at place {place}");
+        }
+        // SAFETY: as above.
+        assert_eq!(unsafe { at.read_volatile() }, 0, "place {place}");
+    }
 }
 
 /// Faults of so many threads, for pages that are out and have no neighbours that are wanted, are read and served in

@@ -1,8 +1,8 @@
 //! Pages that were read ahead, and wait in the swap cache for their first touch.
 //!
 //! Whether they are cold is not known yet, and they are about to be used. So they have a list of their own, and leave
-//! only where there are too many of them. Their first touch proves nothing: they come to probation, as a page that was
-//! touched at once would have. Pure; the caller locks.
+//! only where there are too many of them. Their first touch proves nothing, so it does not raise their rank. Pure; the
+//! caller locks.
 
 use super::{Pages, Rank, Shadow, WorkingSet};
 use crate::lru::Links;

@@ -1,5 +1,5 @@
-//! Pages that come in together: they are linked without the lock, and spliced under it. So it is held for as long as for
-//! one page.
+//! Pages that come in together: they are linked without the lock, and spliced under it. So it is held for as long as
+//! for one page.
 //!
 //! Pure. A batch belongs to the thread that has its pages.
 
