@@ -136,8 +136,8 @@ pub(crate) fn release_unused(e: &Engine) -> usize {
     release_spent(e) + release(e, e.frames.free_count(), |n| e.frames.take_free(n))
 }
 
-/// The same for what has been stored, once that is many pages: each run of neighbours and the end of it all are a system
-/// call that interrupts other CPUs.
+/// The same for what has been stored, once that is many pages: each run of neighbours, and the end of it all, are a
+/// system call that interrupts other CPUs.
 fn release_stored(e: &Engine) {
     if e.frames.spent_count() >= RELEASE_MIN {
         release_spent(e);

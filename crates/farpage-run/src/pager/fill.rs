@@ -175,8 +175,8 @@ impl Cx {
         self.map_all(vpn, pages, usize::from(wanted));
     }
 
-    /// Pages that were swapped out are in the program now, the first at `vpn`: words, lists, slots. Threads wait for the
-    /// first `touched` of them.
+    /// Pages that were swapped out are in the program now, the first at `vpn`: words, lists, slots. Threads wait for
+    /// the first `touched` of them.
     pub(crate) fn map_all(&self, vpn: Vpn, pages: impl Iterator<Item = (Node, Entry)> + Clone, touched: usize) {
         let e = self.e;
         let others = || pages.clone().skip(touched);

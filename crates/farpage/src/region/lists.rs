@@ -3,8 +3,8 @@
 //! The policy and its lists are [`farpage_swap::workingset`], those of `farpage run` and `farpage-bench sim`. Mapped
 //! pages are in regions, cached ones in frames of the swap cache.
 //!
-//! The *busy* bit of the word is the token ([`super::word`]): the page is busy from before it is linked until it is on a
-//! list that others can see, and a thread that finds a page on a list has to make it busy first. A page's rank says
+//! The *busy* bit of the word is the token ([`super::word`]): the page is busy from before it is linked until it is on
+//! a list that others can see, and a thread that finds a page on a list has to make it busy first. A page's rank says
 //! which queue it is on; it changes under the lock, also while a thread without the lock has the page busy.
 
 use super::space::Space;
