@@ -324,8 +324,8 @@ fn run_world(world: &mut World, steps: usize) {
     assert!(stat.pswpin.load(Relaxed) > 100 && stat.pgsteal_anon.load(Relaxed) > 100, "nothing was swapped");
 }
 
-/// Runs this while two threads load pages beside the pager; how many they loaded.
-fn with_helpers(e: &'static Engine, f: impl FnOnce()) -> u64 {
+/// Runs this while two threads load pages beside the pager; it is told how many they have loaded.
+fn with_helpers(e: &'static Engine, f: impl FnOnce(&AtomicU64)) {
     let (over, helped) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|threads| {
         for tid in &e.helpers.tids[..2] {
@@ -337,11 +337,10 @@ fn with_helpers(e: &'static Engine, f: impl FnOnce()) -> u64 {
             });
             tid.store(u32::MAX, Relaxed);
         }
-        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(f));
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| f(&helped)));
         over.store(true, Relaxed);
         result.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
     });
-    helped.into_inner()
 }
 
 #[test]
@@ -365,8 +364,12 @@ fn so_it_is_while_faults_of_several_threads_are_served_with_helpers() {
     for seed in seeds(41..45) {
         println!("seed {seed}, by which the threads are not bound");
         let mut world = World::new(seed, "swap:zram;tune:helpers=2", [0, 5, 20, 50][seed as usize % 4]);
-        let helped = with_helpers(world.e, || run_world(&mut world, 400));
-        assert!(helped > 0, "the pager has loaded all pages itself");
+        with_helpers(world.e, |helped| {
+            run_world(&mut world, 400);
+            // On a busy machine they have hardly run.
+            let more = (0..100).take_while(|_| helped.load(Relaxed) == 0).map(|_| run_world(&mut world, 20)).count();
+            assert!(more < 100, "the pager has loaded all pages itself");
+        });
     }
 }
 
