@@ -69,10 +69,11 @@ impl BudgetDivision {
             major_file: e.stat.pgmajfault_file.load(Relaxed),
             loaded: e.stat.pswpin.load(Relaxed),
             stored: e.stat.pswpout.load(Relaxed),
-            pages: (lru.active_len() + lru.cached_len() + lru.ahead() as usize) as u64,
-            stuck: e
-                .controls
-                .value_for(Controller::Immovable, self.stuck.estimate(taken, skipped, u64::from(lru.mapped_lens().0))),
+            pages: (lru.active_len() + lru.cached_len() + lru.set.ahead() as usize) as u64,
+            stuck: e.controls.value_for(
+                Controller::Immovable,
+                self.stuck.estimate(taken, skipped, u64::from(lru.set.mapped_lens().0)),
+            ),
             unmanaged: e.budget.unmanaged() as u64,
             pool_bytes: e.stat.pool_bytes.load(Relaxed),
             pool_orig_bytes: e.stat.pool_orig_bytes.load(Relaxed),

@@ -89,7 +89,7 @@ impl Membership {
         let next_seen = {
             let mut lru = lock(&e.lru);
             lru.set.tick(came as u32);
-            lru.next_seen()
+            lru.set.next_seen()
         };
         let seen = TreeLook {
             used: used.max(e.budget.total()),

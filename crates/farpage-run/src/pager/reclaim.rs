@@ -267,7 +267,7 @@ impl Reclaim {
         let e = cx.e;
         let skipped = || e.stat.move_skipped.load(Relaxed);
         let first = skipped();
-        let (cold, hot) = lock(&e.lru).mapped_lens();
+        let (cold, hot) = lock(&e.lru).set.mapped_lens();
         for (of, most) in [(Oldest::InTurn, cold), (Oldest::Hot, hot)] {
             let start = skipped();
             loop {
@@ -310,7 +310,7 @@ impl Reclaim {
             let out = &mut oldest[..want.min(EVICT_BATCH).min(spare)];
             match of {
                 Oldest::InTurn => lru.oldest_active(&e.table, target, out),
-                Oldest::Hot => lru.oldest_of_main(&e.table, out),
+                Oldest::Hot => lru.set.oldest_of_main(&e.table, out),
             }
         };
         // Held mutexes stay in, however long ago they were taken.
@@ -404,7 +404,7 @@ fn is_nothing_left(cx: &Cx, refused: usize) -> bool {
     let e = cx.e;
     let (mapped, cached, ahead) = {
         let lru = lock(&e.lru);
-        (lru.active_len(), lru.cached_len(), lru.ahead() as usize)
+        (lru.active_len(), lru.cached_len(), lru.set.ahead() as usize)
     };
     // Not only the pages that were tried before something else ended the round: a change of mappings, a fork.
     let all = refused + resident_min(e) + lock(&e.memory.pinned).len() >= mapped;

@@ -10,7 +10,6 @@ use crate::shared::page_table::{Node, PageTable, State};
 use farpage_base::mem::units::FrameNo;
 use farpage_swap::workingset::{Batch, Pages, Rank, WorkingSet};
 use std::cell::Cell;
-use std::ops::Deref;
 
 /// Pages that wait for their first touch take this part of the budget at most...
 const AHEAD_PART: usize = 16;
@@ -52,14 +51,6 @@ impl PageBatch {
     /// Whether there is nothing to splice.
     pub fn is_empty(&self) -> bool {
         self.batch.is_empty()
-    }
-}
-
-impl Deref for Lru {
-    type Target = WorkingSet;
-
-    fn deref(&self) -> &WorkingSet {
-        &self.set
     }
 }
 
@@ -244,7 +235,7 @@ mod tests {
         (0..400).for_each(|i| lru.cache_ahead(&t, node(i), FrameNo::new(i)));
         lru.map(&t, node(500), State::Mapped(None), Rank::NEW);
         lru.cache(&t, node(500), cached(500));
-        assert_eq!((lru.ahead(), lru.cached_len()), (400, 1));
+        assert_eq!((lru.set.ahead(), lru.cached_len()), (400, 1));
         assert_eq!(lru.take_for_writing(&t, &mut out[..1]), 1);
         assert_eq!(out[0], (node(500), FrameNo::new(500)), "what is known to be cold goes first");
         // Nothing else is cached: all but some windows go, from the oldest on.
@@ -255,9 +246,9 @@ mod tests {
         // The first touch does not make a page hot; the list has lost it.
         let (from, to) = (cached(399), State::Mapped(None));
         assert!(lru.uncache(&t, node(399), from, to) && !lru.uncache(&t, node(399), from, to));
-        assert_eq!((t.rank(node(399).0), lru.mapped_lens(), lru.ahead()), (Rank::NEW, (1, 0), 127));
+        assert_eq!((t.rank(node(399).0), lru.set.mapped_lens(), lru.set.ahead()), (Rank::NEW, (1, 0), 127));
         assert!(lru.uncache(&t, node(398), cached(398), State::None));
-        assert_eq!((t.state(node(398)), lru.ahead()), (State::None, 126));
+        assert_eq!((t.state(node(398)), lru.set.ahead()), (State::None, 126));
         // More than the sixteenth go although others are cached.
         (0..275).for_each(|i| lru.cache_ahead(&t, node(i), FrameNo::new(i)));
         lru.map(&t, node(501), State::Mapped(None), Rank::NEW);

@@ -426,8 +426,8 @@ impl Engine {
         set(&s.active, 1);
         let (active, hot, cached) = {
             let lru = lock(&self.lru);
-            self.controls.value_for(Controller::Stage, lru.stage_parts().into());
-            (u64::from(lru.mapped()), u64::from(lru.hot()), u64::from(lru.cached() + lru.ahead()))
+            self.controls.value_for(Controller::Stage, lru.set.stage_parts().into());
+            (u64::from(lru.set.mapped()), u64::from(lru.set.hot()), u64::from(lru.set.cached() + lru.set.ahead()))
         };
         set(&s.resident_bytes, active * page);
         set(&s.hot_bytes, hot * page);
