@@ -137,8 +137,8 @@ pub struct Member {
     pub(super) claim_word: AtomicU64,
     /// Until then pages are kept free for a child that it forks, microseconds.
     pub for_child_until_us: AtomicU64,
-    /// What children have begun to pay for so far, of the pages that they share with it.
-    pub taken_over: AtomicU64,
+    /// What it has begun to pay for, of the pages that it shares with the process that has forked it.
+    pub(super) took_over: ClampedPages,
     /// Slots that its files have, by swap device.
     pub(super) files: [ClampedPages; FILES],
     /// 1: it waits for others.
@@ -152,8 +152,16 @@ pub struct Member {
 impl Member {
     /// A process takes the place.
     pub(super) fn begin(&self, pid: u32, namespace: u64, kind: MemberKind) {
-        let numbers =
-            [&self.target, &self.used, &self.shared, &self.immovable, &self.swapped, &self.floor, &self.reach];
+        let numbers = [
+            &self.target,
+            &self.used,
+            &self.shared,
+            &self.immovable,
+            &self.swapped,
+            &self.floor,
+            &self.reach,
+            &self.took_over,
+        ];
         numbers.iter().for_each(|number| number.store(0));
         self.claim_word.store(0, Relaxed);
         self.stalls.store(0, Relaxed);
@@ -162,7 +170,6 @@ impl Member {
         self.pid.store(pid, Relaxed);
         self.parent.store(0, Relaxed);
         self.unborn.store(0, Relaxed);
-        self.taken_over.store(0, Relaxed);
         self.namespace.store(namespace, Relaxed);
         self.since_us.store(now_us(), Relaxed);
         self.looked_us.store(now_us(), Relaxed);

@@ -412,11 +412,19 @@ impl Segment {
 
     /// `child` pays from now on for so many pages that the process which has forked it has paid for.
     pub fn takes_over(&self, child: &Member, pages: u64) {
+        child.took_over.store(child.took_over.load() + pages);
         let (parent, namespace) = (child.parent.load(SeqCst), child.namespace.load(Relaxed));
         if let Some(parent) = self.living().find(|m| m.is(parent, namespace)) {
-            parent.taken_over.fetch_add(pages, SeqCst);
             parent.ring();
         }
+    }
+
+    /// Pages that `parent` has paid for, and children of its that live have taken over. One that ends, or becomes
+    /// another program, pays for none of them any more.
+    pub fn taken_over_from(&self, parent: &Member) -> u64 {
+        let (pid, namespace) = (parent.pid.load(Relaxed), parent.namespace.load(Relaxed));
+        let is_child = |m: &&Member| m.parent.load(SeqCst) == pid && m.namespace.load(Relaxed) == namespace;
+        self.living().filter(is_child).fold(0, |sum, child| sum.saturating_add(child.took_over.load()))
     }
 
     /// What is kept free for one child.

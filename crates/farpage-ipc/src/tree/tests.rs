@@ -46,7 +46,7 @@ fn who_rests_or_was_absent_is_woken_and_who_has_just_looked_is_not() {
 }
 
 #[test]
-fn what_a_child_takes_over_its_parent_is_told() {
+fn what_children_that_live_have_taken_over_is_known() {
     let segment = segment_of(64 << 20);
     let [parent, child, other] = [1, 2, 3].map(|pid| segment.member_for_test(pid));
     child.parent.store(1, SeqCst);
@@ -54,11 +54,19 @@ fn what_a_child_takes_over_its_parent_is_told() {
     segment.takes_over(child, 100);
     segment.takes_over(child, 20);
     segment.takes_over(other, 7);
-    let told = || [parent, child, other].map(|m| m.taken_over.load(SeqCst));
+    let told = || [parent, child, other].map(|m| segment.taken_over_from(m));
     assert_eq!((told(), parent.wake.load(SeqCst)), ([120, 0, 0], woken + 2));
-    parent.claim.leave();
-    segment.takes_over(child, 5);
-    assert_eq!(told(), [120, 0, 0], "it has ended");
+    let second = segment.member_for_test(4);
+    second.parent.store(1, SeqCst);
+    segment.takes_over(second, 30);
+    assert_eq!(told(), [150, 0, 0]);
+    child.claim.leave();
+    assert_eq!(told(), [30, 0, 0], "it has ended");
+    second.parent.store(0, SeqCst);
+    assert_eq!(told(), [0, 0, 0], "it is another program");
+    let next = segment.member_for_test(5);
+    next.parent.store(1, SeqCst);
+    assert_eq!(told(), [0, 0, 0], "a new one in the place has taken over nothing");
 }
 
 #[test]

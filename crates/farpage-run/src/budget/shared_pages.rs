@@ -117,10 +117,11 @@ impl SharedPages {
         std::mem::take(&mut self.begun)
     }
 
-    /// Children have begun to pay for so many of the `resident` pages. How many of them this process has paid for.
+    /// Children have begun to pay for so many of the `resident` pages (negative: have ended that paid for so many). How
+    /// many of them this process has paid for (negative: pays for again).
     pub fn taken_over(&mut self, pages: i64, resident: i64) -> i64 {
-        let paid = resident - self.shared.paid_by_others;
-        let taken = if self.related { pages.clamp(0, paid.max(0)) } else { 0 };
+        let others = self.shared.paid_by_others;
+        let taken = if self.related { pages.clamp(-others.max(0), (resident - others).max(0)) } else { 0 };
         self.shared.paid_by_others += taken;
         self.shared.all = self.shared.all.max(self.shared.paid_by_others);
         taken
@@ -213,6 +214,10 @@ mod tests {
             pays -= taken;
         }
         assert_eq!((pays, all - parent.shared(all, served(), no_look).paid_by_others), (0, 0));
+        // Children end: what they paid for is the parent's again, and no more than there is.
+        assert_eq!(parent.taken_over(-1_000, all), -1_000);
+        assert_eq!(parent.shared(all, served(), no_look).paid_by_others, all - 1_000);
+        assert_eq!(parent.taken_over(-2 * all, all), 1_000 - all);
         // One that shares nothing has nothing that could be taken over: its pages were told to another process.
         assert_eq!(SharedPages::default().taken_over(5_000, all), 0);
     }

@@ -30,8 +30,8 @@ pub(super) struct Membership {
     pub(super) share: Option<TreeShare>,
     /// Pages that it has together with other processes.
     pub(super) shared_pages: SharedPages,
-    /// [`tree::Member::taken_over`], as of the last look, and what has not left this process's part yet.
-    taken_over: u64,
+    /// [`tree::Segment::taken_over_from`], as of the last look, and what has not left this process's part yet.
+    taken_over: i64,
     taken: i64,
     /// Forks so far.
     forks: u64,
@@ -47,8 +47,7 @@ impl Membership {
             false => SharedPages::of_child(unwatched::forked_with() as i64),
         };
         let share = tree_share(e, is_child);
-        let taken_over = share.as_ref().map_or(0, |tree| tree.mine.taken_over.load(SeqCst));
-        Membership { share, shared_pages, taken_over, taken: 0, forks: 0, children: now }
+        Membership { share, shared_pages, taken_over: 0, taken: 0, forks: 0, children: now }
     }
 
     /// Of `rss` pages those that other processes pay for are left out.
@@ -58,9 +57,11 @@ impl Membership {
         if std::mem::replace(&mut self.forks, forks) != forks {
             self.shared_pages.forked(e.is_active());
         }
-        let so_far = self.share.as_ref().map_or(0, |tree| tree.mine.taken_over.load(SeqCst));
-        let new = so_far.wrapping_sub(std::mem::replace(&mut self.taken_over, so_far));
-        self.taken += self.shared_pages.taken_over(i64::try_from(new).unwrap_or(i64::MAX), rss);
+        let tree = self.share.as_ref().filter(|_| self.shared_pages.is_related());
+        let now = tree.map_or(0, |tree| tree.segment.taken_over_from(tree.mine)) as i64; // clamped sums fit
+        let new = now - std::mem::replace(&mut self.taken_over, now);
+        // What it pays for again it asks for, as for any other memory.
+        self.taken += self.shared_pages.taken_over(new, rss).max(0);
         let shared = self.shared_pages.shared(rss, e.stat.pgfault.load(Relaxed), || shared_anonymous_pages(proc));
         let begun = self.shared_pages.begun();
         if let Some(tree) = self.share.as_ref().filter(|_| begun > 0) {
