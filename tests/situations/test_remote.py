@@ -124,11 +124,14 @@ class Program:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         for file in (self.process.stdin, self.process.stdout, self.process.stderr):
-            file.close()
+            with contextlib.suppress(BrokenPipeError):
+                file.close()
 
     def go_on(self):
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
+        # The interpreter may have come upon a lost page before; how the program has ended is looked at later.
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write("\n")
+            self.process.stdin.flush()
 
     def says(self, text):
         """Waits until it says that; its messages up to there."""
