@@ -39,6 +39,11 @@ pub(super) struct Membership {
     children: Instant,
 }
 
+/// What children have taken over that live now.
+fn taken_over(share: Option<&TreeShare>) -> i64 {
+    share.map_or(0, |tree| tree.segment.taken_over_from(tree.mine)) as i64 // clamped sums fit
+}
+
 impl Membership {
     /// Takes this thread's part. `is_child`: of a process with an engine; `resident`: pages.
     pub(super) fn new(e: &Engine, is_child: bool, resident: i64, now: Instant) -> Membership {
@@ -47,7 +52,8 @@ impl Membership {
             false => SharedPages::of_child(unwatched::forked_with() as i64),
         };
         let share = tree_share(e, is_child);
-        Membership { share, shared_pages, taken_over: 0, taken: 0, forks: 0, children: now }
+        let taken_over = taken_over(share.as_ref());
+        Membership { share, shared_pages, taken_over, taken: 0, forks: 0, children: now }
     }
 
     /// Of `rss` pages those that other processes pay for are left out.
@@ -57,8 +63,8 @@ impl Membership {
         if std::mem::replace(&mut self.forks, forks) != forks {
             self.shared_pages.forked(e.is_active());
         }
-        let tree = self.share.as_ref().filter(|_| self.shared_pages.is_related());
-        let now = tree.map_or(0, |tree| tree.segment.taken_over_from(tree.mine)) as i64; // clamped sums fit
+        // Also while it shares nothing: what is known once must not count as new later.
+        let now = taken_over(self.share.as_ref());
         let new = now - std::mem::replace(&mut self.taken_over, now);
         // What it pays for again it asks for, as for any other memory.
         self.taken += self.shared_pages.taken_over(new, rss).max(0);
