@@ -175,12 +175,12 @@ impl Default for WorkingSet {
 
 impl WorkingSet {
     /// Empty lists.
-    pub const fn new() -> WorkingSet {
+    pub fn new() -> WorkingSet {
         WorkingSet::with_probation(PROBATION_SHARE)
     }
 
     /// Empty lists; one page in `share` is on probation.
-    pub const fn with_probation(share: u32) -> WorkingSet {
+    pub fn with_probation(share: u32) -> WorkingSet {
         WorkingSet {
             share,
             probation: Queue::new(),

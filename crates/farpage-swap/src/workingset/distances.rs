@@ -21,19 +21,9 @@ pub struct Distances {
 
 impl Distances {
     /// For a budget of `pages`.
-    pub const fn new(pages: usize) -> Distances {
-        let width = pages / BINS_PER_BUDGET;
-        Distances {
-            width: if width == 0 {
-                1
-            } else if width > WIDTH_MOST {
-                WIDTH_MOST as u32
-            } else {
-                width as u32
-            },
-            counts: [0; BINS],
-            beyond: 0,
-        }
+    pub fn new(pages: usize) -> Distances {
+        let width = (pages / BINS_PER_BUDGET).clamp(1, WIDTH_MOST) as u32;
+        Distances { width, counts: [0; BINS], beyond: 0 }
     }
 
     /// A page came back that would have stayed in a memory of `pages`.
