@@ -8,8 +8,8 @@ use crate::dormant;
 use crate::fork::huge;
 use crate::fork::reserve::{reserve_anyway, stand_by_again};
 use crate::lifecycle::start;
-use crate::mappings::library_guard;
 use crate::mappings::manageable::managed_until;
+use crate::mappings::{library_guard, thread_starts};
 use crate::shared::protocol::{Fork, ForkState, PAUSE_WANTED, PAUSED, RESUME_WANTED, RUNNING};
 use crate::shared::state::{Engine, engine};
 use farpage_base::mem::lock::lock;
@@ -181,6 +181,7 @@ pub extern "C" fn child() {
 /// In the child of the thread with this control block, which the child may have exchanged for another.
 pub fn child_of(forker: usize) {
     library_guard::forget_others();
+    thread_starts::forget_others();
     let Some(e) = engine() else { return start::fork_child() };
     let f = &e.fork;
     if f.forking.prepared.load(SeqCst) != forker {

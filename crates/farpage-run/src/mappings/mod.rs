@@ -8,3 +8,4 @@ pub mod library_guard;
 pub(crate) mod manageable;
 pub(crate) mod relocated;
 pub mod requests;
+pub mod thread_starts;

@@ -318,7 +318,10 @@ impl Reclaim {
             lock(&e.lru).tried();
             return 0;
         };
-        let stays = |vpn| lock(&e.memory.pinned).contains(&vpn) || robust.binary_search(&vpn).is_ok();
+        let new_ends = e.new_ends();
+        let stays = |vpn| {
+            lock(&e.memory.pinned).contains(&vpn) || new_ends.contains(&vpn) || robust.binary_search(&vpn).is_ok()
+        };
         let nodes = ordered(oldest.map(|n| (e.table.vpn(Node(n)), Node(n))), n);
         let batch = &nodes[..n];
         let (mut moved, mut runs) = (0, 0);

@@ -96,6 +96,11 @@ impl Notes {
         }
     }
 
+    /// Whether none is left, nor being written. Taking side only.
+    pub fn are_taken(&self) -> bool {
+        self.tail.load(SeqCst) == self.next.load(SeqCst)
+    }
+
     /// Takes the oldest note. Taking side only.
     pub fn take(&self) -> Option<Note> {
         let note = self.peek()?;

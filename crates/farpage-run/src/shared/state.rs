@@ -125,6 +125,8 @@ pub struct ProgramMemory {
     /// Pages never taken out: thread control blocks, also of threads that have ended and whose stacks libc keeps (it
     /// touches them in a forked child before any other code runs).
     pub pinned: Mutex<BTreeSet<Vpn>>,
+    /// Pages that may be such control blocks, of threads that are being started ([`crate::mappings::thread_starts`]).
+    pub new_ends: Mutex<Vec<Vpn>>,
     /// There are, or were, marks in page tables ([`crate::pager::marks`]).
     pub marked: AtomicBool,
     /// Threads that are making guards.

@@ -8,6 +8,7 @@
 mod fake;
 
 use crate::dormant::StartPlan;
+use crate::mappings::thread_starts::ThreadStart;
 use crate::monitor::build::{arena_sizes, build};
 use crate::pager::start::pager_for_test;
 use crate::pager::state::Pager;
@@ -477,6 +478,30 @@ fn what_lies_in_the_discard_area_does_not_stay() {
         // SAFETY: as above.
         assert_eq!(unsafe { at.read_volatile() }, 0, "place {place}");
     }
+}
+
+/// From its clone on, before `pthread_create` has told where it is, and afterwards.
+#[test]
+fn the_control_block_of_a_thread_that_is_being_started_stays() {
+    const STACK: usize = 16;
+    let mut world = World::new(71, "swap:zram", 0);
+    let e = world.e;
+    let start = BASE + 2 * MAPPINGS * APART * PAGE_SIZE;
+    let end = start + STACK * PAGE_SIZE;
+    let is_there = |world: &World, page: usize| world.kernel.is_there(start + page * PAGE_SIZE);
+    let starts = ThreadStart::begin();
+    world.kernel.map(start, end);
+    (0..STACK).for_each(|page| assert!(world.kernel.store(start + page * PAGE_SIZE, &content(1))));
+    world.pager.adoption.adopt_mappings(&mut world.pager.cx, start, end);
+    (0..FULL).for_each(|i| world.fill(i));
+    assert!(is_there(&world, STACK - 1) && !is_there(&world, 0));
+    e.thread_started(end - 0x940);
+    drop(starts);
+    (0..FULL).for_each(|i| world.fill(i));
+    assert!(is_there(&world, STACK - 1));
+    // Only by its own name, by now.
+    assert_eq!(e.new_ends(), []);
+    world.check_all();
 }
 
 /// Faults of so many threads, for pages that are out and have no neighbours that are wanted, are read and served in
