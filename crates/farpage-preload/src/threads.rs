@@ -2,7 +2,7 @@
 //!
 //! * `pthread_create`: the new thread's control block must stay in memory: kernel and libc write to it at moments when
 //!   they cannot wait for a page (thread exit, fork). Also before the call returns
-//!   ([`farpage_run::mappings::thread_starts`]); on a stack that the program has given, it is told before.
+//!   ([`farpage_run::mappings::thread_starts`]).
 //! * `pthread_mutexattr_setrobust`, `.._np`: the kernel does not wait for a page either when it marks what a thread
 //!   held that has ended.
 
@@ -26,11 +26,8 @@ pub unsafe extern "C" fn pthread_create(
 ) -> c_int {
     take_over_new();
     // SAFETY: caller's promise.
-    let (stack, given_end) = unsafe { stack_of(attr) };
-    let _starts = ThreadStart::begin();
-    if given_end != 0 {
-        thread_started(given_end.saturating_sub(BLOCK_BYTES), 0);
-    }
+    let stack = unsafe { stack_bytes(attr) };
+    let _start = ThreadStart::begin(thread.addr());
     // SAFETY: caller's promise.
     let result = unsafe { call!(pthread_create(thread, attr, start, arg), libc::EAGAIN) };
     if result == 0 {
@@ -40,26 +37,21 @@ pub unsafe extern "C" fn pthread_create(
     result
 }
 
-/// Of the control block, which libc puts at the end of a stack; glibc's has 2,304.
-const BLOCK_BYTES: usize = 0x900;
-
-/// Bytes of the stack of a thread that is started with these attributes (null: the usual ones), and the address of its
-/// end; 0: libc maps it.
+/// Bytes of the stack of a thread that is started with these attributes; null: the usual ones.
 ///
 /// # Safety
 /// As for `pthread_create`.
-unsafe fn stack_of(attr: *const libc::pthread_attr_t) -> (usize, usize) {
-    let (mut size, mut given, mut start) = (0, 0, std::ptr::null_mut());
+unsafe fn stack_bytes(attr: *const libc::pthread_attr_t) -> usize {
+    let mut size = 0;
     // SAFETY: caller's promise, or attributes that live as long as they are used, and that are zero first.
     unsafe {
         let mut usual: libc::pthread_attr_t = std::mem::zeroed();
         let attr = if attr.is_null() && libc::pthread_attr_init(&mut usual) == 0 { &raw const usual } else { attr };
         if !attr.is_null() {
             libc::pthread_attr_getstacksize(attr, &mut size);
-            libc::pthread_attr_getstack(attr, &mut start, &mut given);
         }
     }
-    (size, start.addr().wrapping_add(given))
+    size
 }
 
 type Attributes = *mut libc::pthread_mutexattr_t;
@@ -80,27 +72,5 @@ interposed! {
 fn note_robust(kind: c_int) {
     if kind != libc::PTHREAD_MUTEX_STALLED {
         robust::robust_mutexes_seen();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_end_of_a_stack_is_known_if_the_program_has_given_it() {
-        const BYTES: usize = 1 << 20;
-        let place = 0x1000_0000_0000 as *mut c_void;
-        // SAFETY: attributes on this stack, made before they are used; no thread is started.
-        let (usual, sized, given) = unsafe {
-            let mut attr: libc::pthread_attr_t = std::mem::zeroed();
-            libc::pthread_attr_init(&mut attr);
-            libc::pthread_attr_setstacksize(&mut attr, BYTES);
-            let sized = stack_of(&attr);
-            assert_eq!(libc::pthread_attr_setstack(&mut attr, place, 2 * BYTES), 0);
-            (stack_of(std::ptr::null()), sized, stack_of(&attr))
-        };
-        assert!(usual.0 > 0 && usual.1 == 0, "{usual:?}");
-        assert_eq!((sized, given), ((BYTES, 0), (2 * BYTES, place.addr() + 2 * BYTES)));
     }
 }

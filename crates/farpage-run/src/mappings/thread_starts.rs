@@ -1,70 +1,61 @@
-//! Threads that are being started: the kernel has them, and their control blocks are not known yet, because
-//! `pthread_create` has not returned. That takes long where a debugger looks at each new thread first, or where the
-//! CPU goes to others. Meanwhile a block must not leave memory: the kernel writes to it if the thread ends, and a
-//! debugger that cannot read it gives up.
+//! Threads that are being started: the kernel has them, and `pthread_create` has not returned, which tells where their
+//! control blocks are. That takes long where a debugger looks at each new thread first, or where the CPU goes to
+//! others. Meanwhile a block must not leave memory either: the kernel writes to it if the thread ends, and gdb gives
+//! up on a program whose block it cannot read.
 //!
-//! libc maps a new stack within that call, and the block is in its last page. So the last page of what is adopted
-//! meanwhile stays, until all threads that were being started are known.
+//! Before it makes the thread, libc writes the handle of it (with glibc the address of the block) where the caller
+//! wants it. So each call notes that place, and the pager looks there before it takes pages out, and once more
+//! afterwards ([`crate::pager::robust`]).
 //!
-//! Callers: the preload library, on program threads; the pager. Lock: the engine's `new_ends`, alone.
+//! Callers: the preload library, on program threads; the pager. No locks.
 
-use crate::shared::state::Engine;
-use farpage_base::mem::lock::lock;
+use crate::shared::notice_ring::Notes;
+use crate::shared::state::block_pages;
 use farpage_base::mem::units::Vpn;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
-/// Pages that are remembered at most, the newest: where a thread is being started at any moment, they would never be
-/// forgotten.
-const ENDS: usize = 64;
+/// Threads that start others at once and are followed; a few, because each of them holds a lock of libc's and of the
+/// address space most of that time.
+const PLACES: usize = 32;
 
-/// Threads that are being started.
-static STARTS: AtomicUsize = AtomicUsize::new(0);
+/// Where the handles of threads will be that are being started; 0: free.
+static STARTS: [AtomicUsize; PLACES] = [const { AtomicUsize::new(0) }; PLACES];
 
 /// The calling thread of the program starts another one, until this is dropped. By then it has told where that one's
 /// control block is.
 #[derive(Debug)]
-pub struct ThreadStart(());
+pub struct ThreadStart(Option<&'static AtomicUsize>);
 
 impl ThreadStart {
-    /// From now on.
+    /// The handle will be at the address `handle`.
     #[must_use]
-    pub fn begin() -> ThreadStart {
-        STARTS.fetch_add(1, SeqCst);
-        ThreadStart(())
+    pub fn begin(handle: usize) -> ThreadStart {
+        let take = |place: &&AtomicUsize| place.compare_exchange(0, handle, SeqCst, SeqCst).is_ok();
+        ThreadStart(STARTS.iter().find(take))
     }
 }
 
 impl Drop for ThreadStart {
     fn drop(&mut self) {
-        // In a child that was forked meanwhile by this thread, no thread is counted.
-        let _ = STARTS.fetch_update(SeqCst, SeqCst, |starts| starts.checked_sub(1));
+        if let Some(place) = self.0 {
+            place.store(0, SeqCst);
+        }
     }
 }
 
 /// In a forked child: the parent's other threads are not here.
 pub(crate) fn forget_others() {
-    STARTS.store(0, SeqCst);
+    STARTS.iter().for_each(|place| place.store(0, SeqCst));
 }
 
-impl Engine {
-    /// What ends before page `end` has just been adopted. The pager only.
-    pub(crate) fn note_new_end(&self, end: Vpn) {
-        if STARTS.load(SeqCst) > 0 {
-            let mut ends = lock(&self.memory.new_ends);
-            if ends.len() == ENDS {
-                ends.remove(0);
-            }
-            ends.push(end - 1);
-        }
+/// The pages of control blocks that are not known yet: of threads that are being started, and of those that notes tell
+/// of. `handle_at` reads a handle; the page with that has to stay, too. The pager only.
+pub(crate) fn unknown_blocks(notes: &Notes, handle_at: impl Fn(usize) -> Option<usize>, pages: &mut Vec<Vpn>) {
+    for at in STARTS.iter().map(|place| place.load(SeqCst)).filter(|at| *at != 0) {
+        pages.push(Vpn::of(at));
+        // Whatever was there before, if libc has not come to it yet.
+        pages.extend(handle_at(at).into_iter().flat_map(block_pages));
     }
-
-    /// Pages that may have the control block of a thread that is being started. The pager only.
-    pub(crate) fn new_ends(&self) -> Vec<Vpn> {
-        let mut ends = lock(&self.memory.new_ends);
-        // In this order: a thread tells of the block before it is no longer counted.
-        if STARTS.load(SeqCst) == 0 && self.discovery.notes.are_taken() {
-            ends.clear();
-        }
-        ends.clone()
-    }
+    // In this order: a thread posts the note before it is no longer among those above.
+    notes.threads(|block| pages.extend(block_pages(block)));
 }

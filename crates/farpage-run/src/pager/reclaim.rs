@@ -313,15 +313,12 @@ impl Reclaim {
                 Oldest::Hot => lru.set.oldest_of_main(&e.table, out),
             }
         };
-        // Held mutexes stay in, however long ago they were taken.
-        let Some(robust) = (if n > 0 { self.robust.held_pages(cx) } else { None }) else {
+        // However long ago they were touched: mutexes that are held, and blocks of new threads.
+        let Some(held) = (if n > 0 { self.robust.held_pages(cx) } else { None }) else {
             lock(&e.lru).tried();
             return 0;
         };
-        let new_ends = e.new_ends();
-        let stays = |vpn| {
-            lock(&e.memory.pinned).contains(&vpn) || new_ends.contains(&vpn) || robust.binary_search(&vpn).is_ok()
-        };
+        let stays = |vpn| lock(&e.memory.pinned).contains(&vpn) || held.binary_search(&vpn).is_ok();
         let nodes = ordered(oldest.map(|n| (e.table.vpn(Node(n)), Node(n))), n);
         let batch = &nodes[..n];
         let (mut moved, mut runs) = (0, 0);

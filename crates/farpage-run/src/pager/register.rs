@@ -174,7 +174,6 @@ impl Adoption {
             return;
         }
         // Only what was not managed before may have pages that are on no list.
-        new.iter().for_each(|(_, end)| cx.e.note_new_end(*end));
         self.scans.0.extend(new);
         lock(&cx.e.memory.managed).insert(first, last);
         Stat::add(&cx.e.stat.adopted_ranges, 1);

@@ -10,6 +10,9 @@
 //! Lists have nodes only in programs that make such mutexes, which the preload library hears of
 //! ([`robust_mutexes_seen`]). (Those that another process has made are in shared memory, which is not managed.)
 //!
+//! The same holds for the control blocks of threads that are being started ([`crate::mappings::thread_starts`]); those
+//! of other threads are noted once, and never go ([`Engine::pin_thread`](crate::shared::state::Engine::pin_thread)).
+//!
 //! The lists change while they are read, and memory may be unmapped, so it is read through `/proc/self/mem`, which
 //! fails on what is not there and never waits.
 //!
@@ -17,6 +20,7 @@
 
 pub(crate) mod lists;
 
+use crate::mappings::thread_starts;
 use crate::pager::bring_in::{Step, found_present};
 use crate::pager::cx::{Cx, Fault};
 use crate::pager::robust::lists::{NODES_MAX, RobustLists};
@@ -41,12 +45,15 @@ impl RobustLists {
     /// now.
     pub(crate) fn held_pages(&mut self, cx: &mut Cx) -> Option<Vec<Vpn>> {
         let mut pages = Vec::new();
-        if !ROBUST_MUTEXES_SEEN.load(SeqCst) {
-            return Some(pages);
-        }
         // Behind a page that was out there may be others.
         for _ in 0..NODES_MAX {
-            self.pages(&mut pages);
+            pages.clear();
+            thread_starts::unknown_blocks(&cx.e.discovery.notes, |at| self.word(at), &mut pages);
+            if ROBUST_MUTEXES_SEEN.load(SeqCst) {
+                self.pages(&mut pages);
+            }
+            pages.sort_unstable();
+            pages.dedup();
             let out: Vec<Vpn> = pages.iter().copied().filter(|vpn| is_out(cx, *vpn)).collect();
             if out.is_empty() {
                 break;

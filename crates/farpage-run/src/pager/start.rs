@@ -188,7 +188,9 @@ pub(crate) fn pager_for_test(
     let kick = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
     // No threads are to be waited for, or to be bound to CPUs: a directory without any.
     let nobody = rustix::fs::open("/", rustix::fs::OFlags::PATH, rustix::fs::Mode::empty()).unwrap();
-    let parts = PagerParts { mm, discard_area, kick, memory: Err(Errno::NOENT), forks: Forks::NONE };
+    // The test's own memory, where handles of threads are.
+    let memory = Proc::open().unwrap().private_file("self/mem");
+    let parts = PagerParts { mm, discard_area, kick, memory, forks: Forks::NONE };
     let pager = make_pager(e, parts, Box::leak(Box::new(Proc::from_fd(nobody)))).unwrap();
     e.stage.active.store(true, Ordering::SeqCst);
     pager

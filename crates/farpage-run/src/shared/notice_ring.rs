@@ -96,9 +96,17 @@ impl Notes {
         }
     }
 
-    /// Whether none is left, nor being written. Taking side only.
-    pub fn are_taken(&self) -> bool {
-        self.tail.load(SeqCst) == self.next.load(SeqCst)
+    /// Calls `each` with the control block of every thread that is told of, and leaves the notes. Taking side only.
+    pub fn threads(&self, mut each: impl FnMut(usize)) {
+        let (mut ticket, next) = (self.tail.load(SeqCst), self.next.load(SeqCst));
+        while ticket != next {
+            let slot = self.slot(ticket);
+            let (from, to) = (slot.from.load(SeqCst), slot.to.load(SeqCst));
+            if from > VOID && to == 0 {
+                each(from);
+            }
+            ticket = ticket.wrapping_add(1);
+        }
     }
 
     /// Takes the oldest note. Taking side only.

@@ -125,8 +125,6 @@ pub struct ProgramMemory {
     /// Pages never taken out: thread control blocks, also of threads that have ended and whose stacks libc keeps (it
     /// touches them in a forked child before any other code runs).
     pub pinned: Mutex<BTreeSet<Vpn>>,
-    /// Pages that may be such control blocks, of threads that are being started ([`crate::mappings::thread_starts`]).
-    pub new_ends: Mutex<Vec<Vpn>>,
     /// There are, or were, marks in page tables ([`crate::pager::marks`]).
     pub marked: AtomicBool,
     /// Threads that are making guards.
@@ -224,6 +222,12 @@ pub(crate) fn show_engine(engine: &'static Engine) {
 pub(crate) fn forget_engine() {
     uffd_device::forget();
     ENGINE.store(std::ptr::null_mut(), Ordering::Release);
+}
+
+/// The pages that a thread control block is on, `block` being an address in it: as `pthread_t` is, or the head of the
+/// thread's robust list.
+pub(crate) fn block_pages(block: usize) -> [Vpn; 2] {
+    [block.saturating_sub(0x400), block.saturating_add(0xb00)].map(Vpn::of)
 }
 
 impl Engine {
@@ -337,10 +341,7 @@ impl Engine {
     /// Never takes out the pages of the thread control block at `block` (an address in it, as `pthread_t` is, or the
     /// head of the thread's robust list). Engine threads only.
     pub fn pin_thread(&self, block: usize) {
-        let mut pinned = lock(&self.memory.pinned);
-        for at in [block.saturating_sub(0x400), block + 0xb00] {
-            pinned.insert(Vpn::of(at));
-        }
+        lock(&self.memory.pinned).extend(block_pages(block));
     }
 
     /// Frees a slot, if there is one.

@@ -34,10 +34,9 @@ impl RobustLists {
         RobustLists { proc, memory, warned: false, heads: Vec::new() }
     }
 
-    /// The pages of all nodes, and of their mutexes, sorted. Some of them may be out, and then what is behind them is
+    /// Adds the pages of all nodes, and of their mutexes. Some of them may be out, and then what is behind them is
     /// not among them.
     pub(super) fn pages(&mut self, pages: &mut Vec<Vpn>) {
-        pages.clear();
         let memory = match &self.memory {
             Ok(memory) => memory,
             Err(error) => {
@@ -61,8 +60,12 @@ impl RobustLists {
                 }
             }
         }
-        pages.sort_unstable();
-        pages.dedup();
+    }
+
+    /// The word at `at`, if it is in memory.
+    pub(super) fn word(&self, at: usize) -> Option<usize> {
+        let mut word = [0];
+        self.memory.as_ref().is_ok_and(|memory| words(memory, at, &mut word)).then_some(word[0])
     }
 }
 
