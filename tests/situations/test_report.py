@@ -11,8 +11,8 @@ from situation import FARPAGE, HANG, Situation, unless_there
 # Fills 96 MiB twice as large as its budget, and reads it again.
 PROGRAM = "kept = [bytes([i % 251]) * 1_000_000 + str(i).encode() for i in range(96)]; print(sum(map(hash, kept)) & 0)"
 
-# The same, and 16 MiB of a file, privately; then it rests, so that what there is gets looked at, and ends with
-# it.
+# The same, and 16 MiB of a file, privately; then it rests for several looks (one in a second at least, unless a look
+# takes 20 ms), so that what there is gets looked at, and ends with it.
 NAMED = """import mmap, os, sys, time
 file = open(sys.argv[1], "r+b")
 table = mmap.mmap(file.fileno(), 16 << 20, flags=mmap.MAP_PRIVATE)
@@ -20,7 +20,7 @@ for at in range(0, 16 << 20, 4096): table[at] = 1 + at % 251
 """ + PROGRAM + """
 for at in range(0, 16 << 20, 4096): assert table[at] == 1 + at % 251
 sys.stdout.flush()
-time.sleep(1)
+time.sleep(4)
 os._exit(0)"""
 
 
