@@ -291,13 +291,20 @@ pub fn shared_anonymous_pages(proc: &Proc) -> Result<Shared, Errno> {
     }
 }
 
-/// Faults of this process so far that read nothing.
+/// Faults of this process's other threads so far that read nothing. A monitor that has slept has some itself.
 pub fn minor_faults() -> u64 {
+    const PROCESS: usize = 0;
+    const THREAD: usize = 1;
+    // Written here, so that the calls have no fault in between.
     let mut usage = [0u64; 18];
-    // SAFETY: the kernel fills a struct of this size (144 bytes); 0 is the calling process.
-    let done = unsafe { syscall(nr::GETRUSAGE, [0, usage.as_mut_ptr() as usize, 0, 0, 0, 0]) };
-    // Two times, then nine numbers, of which this is the fifth.
-    if done.is_ok() { usage[4 + 4] } else { 0 }
+    let mut faults_of = |who| {
+        // SAFETY: the kernel fills a struct of this size (144 bytes).
+        let done = unsafe { syscall(nr::GETRUSAGE, [who, usage.as_mut_ptr() as usize, 0, 0, 0, 0]) };
+        // Two times, then nine numbers, of which this is the fifth.
+        if done.is_ok() { usage[4 + 4] } else { 0 }
+    };
+    let own = faults_of(THREAD);
+    faults_of(PROCESS).saturating_sub(own)
 }
 
 /// A file of another process, its beginning, read into `buf`. No allocation.

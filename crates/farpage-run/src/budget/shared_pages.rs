@@ -72,6 +72,11 @@ impl SharedPages {
         self.related
     }
 
+    /// Whether it is time for a measurement.
+    pub fn is_due(&self) -> bool {
+        self.next.is_none_or(|next| Instant::now() >= next)
+    }
+
     /// A child was forked. Until it has lived for a while, this process pays for what it did; but not if that could be
     /// why its memory begins to be `managed`.
     pub fn forked(&mut self, managed: bool) {
@@ -90,8 +95,8 @@ impl SharedPages {
         if !self.related {
             return Shared::default();
         }
-        let now = Instant::now();
-        if self.next.is_none_or(|next| now >= next) {
+        if self.is_due() {
+            let now = Instant::now();
             // On a busy machine a measurement takes longer and costs the same.
             let before = cpu::own_time();
             let Ok(shared) = measure() else {

@@ -149,7 +149,8 @@ impl Membership {
     pub(super) fn rests(&self, most: Duration) -> Option<Duration> {
         let Some(tree) = &self.share else { return Some(most) };
         // One that shares pages with it, and one that has more than there is.
-        if self.looks_at_relatives().is_some() {
+        let relatives = self.looks_at_relatives();
+        if relatives.is_some() && (self.shared_pages.is_due() || taken_over(Some(tree)) != self.taken_over) {
             return None;
         }
         if strangers::are_left_to(tree.segment, tree.mine) {
@@ -158,7 +159,7 @@ impl Membership {
         if tree.has_donor() {
             return None;
         }
-        Some(tree.rests(most))
+        Some(tree.rests(relatives.unwrap_or(most).min(most)))
     }
 
     /// The process belongs to no tree any more.
