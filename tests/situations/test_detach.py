@@ -91,7 +91,7 @@ class Detach(Holding):
         of = lambda name: json.loads(self.run_plain(FARPAGE, "stat", process.pid, "--json").stdout)[name]
         ask = ["digest", "fork", "grow 100", "digest", "fork", "digest"]
         file = f"file:{self.dir}"
-        for ram, *options in [("24M",), ("32M", "--swap", file, "--verify"), ("4G",), ("28M",)]:
+        for ram, *options in [("24M",), ("32M", "--swap", file, "--verify"), ("4G",), ("28M",), ("20M",)]:
             self.attach(process.pid, ram, *options)
             self.assertEqual([self.ask(process, line) for line in ask], ["True", "0", "grown", "True", "0", "True"])
             limit = int(ram[:-1]) * (1024 if ram[-1] == "G" else 1) * MIB
@@ -99,10 +99,23 @@ class Detach(Holding):
             # Beside three busy loops one look in four finds it up to a tenth above, for some time.
             self.wait_until("it is within its budget", lambda: resident(process.pid) < limit)
             self.assertEqual(of("verified") > 0, "--verify" in options)
+            # What earlier engines have left is not the program's.
+            self.assertNotIn("spread thin", self.run_plain(FARPAGE, "stat", process.pid).stdout)
             self.assertGreater(int(self.ask(process, "run grep -c farpage_preload /proc/self/maps")), 0)
             self.assertIn("already", self.run_plain(FARPAGE, "attach", process.pid, "--ram", ram).stderr)
             self.detach(process.pid)
-        self.assert_plain(process, had, rounds=4)
+        self.assert_plain(process, had, rounds=5)
+
+    def test_one_that_ends_meanwhile(self):
+        program = "import os, time; kept = os.urandom(96 << 20); print('ready', flush=True); input(); time.sleep(WAIT)"
+        for wait in ("0.05", "0.1", "0.15", "0.2"):
+            process = self.begin(PYTHON, "-c", program.replace("WAIT", wait))
+            self.attach(process.pid)
+            process.stdin.write("\n")
+            done = self.run_plain(FARPAGE, "detach", process.pid)
+            if done.returncode != 0:
+                self.assertRegex(done.stderr, "it has ended, or become another program|no such process")
+            self.assertEqual(process.wait(HANG), 0)
 
     def test_a_forked_child_is_attached_to_again(self):
         process = self.holder()

@@ -3,10 +3,12 @@
 //! Callers: what looks at other processes: of `farpage`, `attach`, `guard`, `run`, `stat` and what lists trees; the
 //! benches. No locks.
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::fs;
 use std::io;
+use std::time::Duration;
 
 /// The text of `/proc/PID/status`.
 #[derive(Debug)]
@@ -37,6 +39,11 @@ impl Status {
     /// It is stopped, by a signal or by a debugger.
     pub fn is_stopped(&self) -> bool {
         self.value("State:").starts_with(['T', 't'])
+    }
+
+    /// Its first thread has ended.
+    pub fn has_ended(&self) -> bool {
+        self.value("State:").starts_with(['Z', 'X'])
     }
 
     /// The user whose rights it has.
@@ -108,6 +115,13 @@ pub fn start_time(pid: u32) -> Option<u64> {
 /// Whether a process is stopped, by a signal or by a debugger.
 pub fn is_stopped(pid: u32) -> bool {
     Status::read(pid).is_ok_and(|status| status.is_stopped())
+}
+
+/// Waits for a process to end, at most so long; whether it has.
+pub fn ended_within(process: &OwnedFd, most: Duration) -> bool {
+    let timeout = Timespec::try_from(most).ok();
+    let mut fds = [PollFd::new(process, PollFlags::IN)];
+    matches!(poll(&mut fds, timeout.as_ref()), Ok(n) if n > 0)
 }
 
 /// A descriptor of a process.

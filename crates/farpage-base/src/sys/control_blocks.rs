@@ -37,7 +37,7 @@ pub fn above_stacks(proc: &Proc, mut each: impl FnMut(usize)) -> Result<(), Errn
     const END: usize = 4096;
     const LINE: usize = 64;
     const SELF: usize = 16;
-    let (maps, memory) = (proc.file("self/maps")?, proc.private_file("self/mem")?);
+    let (maps, memory) = (proc.file("thread-self/maps")?, proc.private_file("thread-self/mem")?);
     let mut buffer = vec![0u8; 32 * 1024];
     mappings(&maps, &mut buffer, |m, _| {
         let mut page = [0u8; END];

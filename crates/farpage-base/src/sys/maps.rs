@@ -284,7 +284,7 @@ mod tests {
     #[test]
     fn mappings_that_a_fork_wipes() {
         use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
-        let smaps = Proc::open().unwrap().file("self/smaps").unwrap();
+        let smaps = Proc::open().unwrap().file("thread-self/smaps").unwrap();
         let all = || {
             let mut found = Vec::new();
             wiped_mappings(&smaps, &mut vec![0; 8192], |start, end| found.push((start, end))).unwrap();
@@ -304,7 +304,7 @@ mod tests {
     #[test]
     fn the_kernel_and_the_text_say_the_same() {
         let proc = Proc::open().unwrap();
-        let maps = proc.file("self/maps").unwrap();
+        let maps = proc.file("thread-self/maps").unwrap();
         let (mut all, mut last, mut found) = (Vec::new(), 0, false);
         let here = std::ptr::from_ref(&last) as usize;
         let code = the_kernel_and_the_text_say_the_same as *const () as usize;
@@ -332,14 +332,14 @@ mod tests {
     fn one_mapping() {
         let proc = Proc::open().unwrap();
         let page = vec![1u8; 1 << 20];
-        let maps = proc.file("self/maps").unwrap();
+        let maps = proc.file("thread-self/maps").unwrap();
         let found = mapping_from(&maps, page.as_ptr() as usize).unwrap().unwrap();
         assert!(found.adoptable() && found.start <= page.as_ptr() as usize);
         assert!(found.end >= page.as_ptr() as usize + page.len());
         let code = mapping_from(&maps, one_mapping as *const () as usize).unwrap().unwrap();
         assert_eq!(code.kind, Kind::File);
         assert!(mapping_from(&maps, 0).unwrap().unwrap().start > 0, "the first mapping");
-        let next = free_until(&proc.file("self/maps").unwrap(), found.end);
+        let next = free_until(&proc.file("thread-self/maps").unwrap(), found.end);
         assert!(next >= found.end && next < 1 << 47);
     }
 }

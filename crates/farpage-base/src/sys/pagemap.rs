@@ -61,7 +61,7 @@ pub enum PageKind {
 /// # Errors
 /// No `/proc` here.
 pub fn own() -> Result<OwnedFd, Errno> {
-    super::proc::Proc::open()?.private_file("self/pagemap")
+    super::proc::Proc::open()?.private_file("thread-self/pagemap")
 }
 
 /// Whether the file of this name, whose last part is "pagemap", is the calling process's. Yes where that cannot be

@@ -105,7 +105,8 @@ impl Proc {
         Proc(AtomicI32::new(fd.into_raw_fd()))
     }
 
-    /// Opens a file of this process that every process may read, for example `self/statm`.
+    /// Opens a file of this process that every process may read, for example `thread-self/statm`. What is said of memory
+    /// is asked of the calling thread: of a first thread that has ended (`self`) the kernel says nothing.
     ///
     /// # Errors
     /// As openat.
@@ -113,10 +114,10 @@ impl Proc {
         openat(self, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
     }
 
-    /// Opens a file of this process that only its owner may read: `self/pagemap`, `self/mem`. Those of a process that
-    /// must not be dumped belong to root: one that has given its privileges up, or whose program may only be executed,
-    /// cannot open its own. It may say that it can be dumped, though; so it does for this moment. Engines open all that
-    /// they need of these at their start, because there are no such moments later.
+    /// Opens a file of this process that only its owner may read: `thread-self/pagemap`, `thread-self/mem`. Those
+    /// of a process that must not be dumped belong to root: one that has given its privileges up, or whose program may
+    /// only be executed, cannot open its own. It may say that it can be dumped, though; so it does for this moment.
+    /// Engines open all that they need of these at their start, because there are no such moments later.
     ///
     /// # Errors
     /// As openat.
@@ -276,7 +277,7 @@ pub struct Shared {
 /// # Errors
 /// As openat and pread; `INVAL` if the text is not as expected.
 pub fn shared_anonymous_pages(proc: &Proc) -> Result<Shared, Errno> {
-    let file = proc.file("self/smaps_rollup")?;
+    let file = proc.file("thread-self/smaps_rollup")?;
     let mut buf = [0u8; 2048];
     let n = pread(&file, &mut buf, 0)?;
     let kib = |name: &[u8]| kib_of(&buf[..n], name);
@@ -429,6 +430,30 @@ fn of_thread(proc: &Proc, tid: u32, name: &str, text: &mut [u8]) -> Option<usize
     rustix::io::read(&fd, text).ok()
 }
 
+/// The exit status of this process's first thread, if that has ended, and whether others are left: not counted are the
+/// kernel's own, which do I/O, and those whose names begin with `prefix`.
+pub fn end_of_first_thread(proc: &Proc, prefix: &[u8]) -> Option<(u8, bool)> {
+    const EXIT_CODE: usize = 52;
+    const FLAGS: usize = 9;
+    const IO_WORKER: u64 = 0x10;
+    let mut text = [0u8; 512];
+    let first = proc.file("self/stat").ok()?;
+    let n = rustix::io::read(&first, &mut text).ok()?;
+    let stat = text[..n].trim_ascii_end();
+    let has_ended = |stat: &[u8]| state_at(stat).is_none_or(|at| matches!(stat[at], b'Z' | b'X'));
+    let code = stat_field(stat, EXIT_CODE).filter(|_| has_ended(stat))?;
+    let mut is_left = false;
+    threads(proc, |thread| {
+        let Some(n) = of_thread(proc, thread.listed, "stat", &mut text) else { return };
+        let stat = &text[..n];
+        let name = stat.splitn(2, |b| *b == b'(').nth(1).unwrap_or_default();
+        let is_worker = stat_field(stat, FLAGS).is_some_and(|flags| flags & IO_WORKER != 0);
+        is_left |= !(has_ended(stat) || is_worker || name.starts_with(prefix));
+    })
+    .ok()?;
+    Some(((code >> 8) as u8, is_left))
+}
+
 /// Whether thread `tid` of this process sleeps in the futex system call. `None`: that cannot be read.
 pub fn waits_for_futex(proc: &Proc, tid: u32) -> Option<bool> {
     let mut text = [0u8; 8];
@@ -548,9 +573,9 @@ mod tests {
     #[test]
     fn own_process() {
         let proc = Proc::open().unwrap();
-        let has = reach(&proc.file("self/statm").unwrap()).unwrap();
+        let has = reach(&proc.file("thread-self/statm").unwrap()).unwrap();
         assert!(has.resident > 10 << 12 && has.others > 10 << 12 && has.bytes() >= has.resident);
-        assert!(rss_shared_pages(&proc.file("self/status").unwrap()).unwrap() <= has.others >> 12);
+        assert!(rss_shared_pages(&proc.file("thread-self/status").unwrap()).unwrap() <= has.others >> 12);
         let (stop, before) = (std::sync::Barrier::new(4), proc.threads());
         std::thread::scope(|scope| {
             (0..3).for_each(|_| drop(scope.spawn(|| stop.wait())));

@@ -243,6 +243,14 @@ pub fn exit_thread() -> ! {
     }
 }
 
+/// Ends the process.
+pub fn exit_process(status: u8) -> ! {
+    loop {
+        // SAFETY: ends all threads; what they had in memory stays as it is.
+        let _ = unsafe { syscall(nr::EXIT_GROUP, [status.into(), 0, 0, 0, 0, 0]) };
+    }
+}
+
 /// A set of CPUs, one bit each, as the kernel takes it.
 pub type CpuMask = [u64; 16];
 

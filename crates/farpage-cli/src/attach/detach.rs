@@ -7,7 +7,7 @@
 
 use super::family::{self, some};
 use super::start;
-use super::target::Target;
+use super::target::{GONE, Target};
 use crate::args::DetachArgs;
 use crate::cgroup::{self, Group};
 use crate::failure::{Failure, Result, say};
@@ -80,21 +80,30 @@ fn with_all_that_it_has_started(pid: u32) -> Result<ExitCode> {
 /// A process goes on without farpage; its number and name.
 fn one(pid: u32, tree: &Tree) -> Result<String> {
     let target = Target::look_at_member(pid).map_err(of_detach)?;
-    look(&target, tree)?;
-    if let Some(member) = member_with_engine(tree, pid) {
-        bring_in(&target, member)?;
+    match detach(&target, tree) {
+        Ok(()) => Ok(format!("process {pid} ({})", target.name.escape_debug())),
+        // Whatever could not be done any more.
+        Err(_) if target.is_ending() => Err(refuse(&target, GONE)),
+        Err(failure) => Err(failure),
     }
-    match start::detach(&target) {
-        Ok(true) => {}
-        Ok(false) => return Err(refuse(&target, "its engine is being started").help("try again")),
+}
+
+fn detach(target: &Target, tree: &Tree) -> Result<()> {
+    let pid = target.pid;
+    look(target, tree)?;
+    if let Some(member) = member_with_engine(tree, pid) {
+        bring_in(target, member)?;
+    }
+    match start::detach(target) {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(refuse(target, "its engine is being started").help("try again")),
         Err(failure) => {
             let why = format!("its memory is its own, but what it was given is still open: {}", failure.sentence);
-            let failure = refuse(&target, &why);
+            let failure = refuse(target, &why);
             let has_tree = trees::id_of(pid).is_some();
-            return Err(if has_tree { failure.help(format!("farpage detach {pid} again")) } else { failure });
+            Err(if has_tree { failure.help(format!("farpage detach {pid} again")) } else { failure })
         }
     }
-    Ok(format!("process {pid} ({})", target.name.escape_debug()))
 }
 
 fn of_detach(failure: Failure) -> Failure {

@@ -3,7 +3,7 @@
 //! Callers: [`super`], [`super::family`]; [`crate::set`] wakes small processes of a tree. No locks.
 
 use super::place::Places;
-use super::target::Target;
+use super::target::{GONE, Target};
 use super::tracee::{Refused, Tracee};
 use super::{filter, pass, symbols, userfaultfds};
 use crate::failure::{Failure, OrCannot, Result, say};
@@ -232,8 +232,8 @@ fn borrow(target: &Target) -> Result<Tracee<'_>> {
                 }
             }
         }
-        if target.memory.read(target.system_call, &mut [0]).is_err() {
-            return Err(target.refuse("it has ended, or become another program"));
+        if target.is_gone() {
+            return Err(target.refuse(GONE));
         }
         if process::is_stopped(target.pid) {
             return Err(target.refuse_stopped());

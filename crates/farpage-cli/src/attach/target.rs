@@ -5,9 +5,10 @@
 use super::memory::{Mapping, Memory};
 use super::symbols;
 use crate::failure::{Failure, Result, why};
-use crate::process::Status;
+use crate::process::{self, Status, ended_within};
 use crate::trees;
 use std::io;
+use std::time::Duration;
 
 /// A process that can.
 pub struct Target {
@@ -37,6 +38,12 @@ pub struct Target {
 const CLASS_64: u8 = 2;
 /// The parent of the kernel's threads.
 const KTHREADD: u32 = 2;
+
+/// So long a process takes at most to end, once its first thread has: to give much memory back takes a while.
+const ENDS: Duration = Duration::from_secs(1);
+
+/// Why nothing can be done about a process of which [`Target::is_gone`] says so.
+pub const GONE: &str = "it has ended, or become another program";
 
 fn refuse(pid: u32, name: &str, why: &str) -> Failure {
     let name = name.escape_debug();
@@ -150,6 +157,17 @@ impl Target {
     /// Whether it runs under farpage. After `farpage detach` it has the library only.
     pub fn is_member(&self) -> bool {
         self.library().is_some() && trees::id_of(self.pid).is_some()
+    }
+
+    /// Whether it has ended, or become another program: its memory is not what was looked at.
+    pub fn is_gone(&self) -> bool {
+        self.memory.read(self.system_call, &mut [0]).is_err()
+    }
+
+    /// Whether that is so, or about to be: its first thread has ended, and the others are ending.
+    pub fn is_ending(&self) -> bool {
+        let ends = || process::open(self.pid).map_or(true, |process| ended_within(&process, ENDS));
+        self.is_gone() || Status::read(self.pid).map_or(true, |status| status.has_ended() && ends())
     }
 
     /// A refusal of this process, because it is stopped.

@@ -12,8 +12,6 @@ use crate::page::Page;
 use crate::process;
 use crate::trees;
 use find::{Absent, Managed};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fd::OwnedFd;
 use rustix::termios::tcgetwinsize;
 use serde_json::{Value, json};
 use show::{Look, Watch};
@@ -103,7 +101,7 @@ fn watch_one(args: &StatArgs, pid: u32, interval: Duration) -> Result<()> {
         print(&one_text(args, &one, watch));
         before = Some((one.pages.take().unwrap_or_default(), now));
         loop {
-            if ended_within(&process, interval) {
+            if process::ended_within(&process, interval) {
                 return Ok(());
             }
             match readable(pid) {
@@ -113,19 +111,12 @@ fn watch_one(args: &StatArgs, pid: u32, interval: Duration) -> Result<()> {
                 }
                 // Between an exec and the new engine's start there is nothing to show for a moment.
                 Err(failure) if now.elapsed() > interval * 2 + Duration::from_secs(2) => {
-                    return if ended_within(&process, Duration::ZERO) { Ok(()) } else { Err(failure) };
+                    return if process::ended_within(&process, Duration::ZERO) { Ok(()) } else { Err(failure) };
                 }
                 Err(_) => {}
             }
         }
     }
-}
-
-/// Waits for the process to end, at most so long.
-fn ended_within(process: &OwnedFd, most: Duration) -> bool {
-    let timeout = Timespec::try_from(most).ok();
-    let mut fds = [PollFd::new(process, PollFlags::IN)];
-    matches!(poll(&mut fds, timeout.as_ref()), Ok(n) if n > 0)
 }
 
 fn one_text(args: &StatArgs, one: &Managed, watch: Watch<'_>) -> String {

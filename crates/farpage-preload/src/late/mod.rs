@@ -111,7 +111,7 @@ pub extern "C" fn farpage_has_engine() -> c_int {
 ///
 /// There may be any number of mappings, and the heap has only its early memory: lines are read one by one.
 fn is_another_there() -> bool {
-    let Ok(maps) = File::open("/proc/self/maps") else { return false };
+    let Ok(maps) = File::open("/proc/thread-self/maps") else { return false };
     let mut maps = BufReader::new(maps);
     let (mut line, mut libraries) = (Vec::with_capacity(LINE), 0);
     while matches!(maps.read_until(b'\n', &mut line), Ok(1..)) {

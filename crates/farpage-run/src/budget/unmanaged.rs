@@ -175,7 +175,7 @@ fn is_due(next: &mut Option<Instant>, now: Instant, pause: Duration) -> bool {
 
 impl Unmanaged {
     pub(crate) fn new(proc: &Proc) -> Unmanaged {
-        let pagemap = proc.private_file("self/pagemap").ok().map(Fd::new);
+        let pagemap = proc.private_file("thread-self/pagemap").ok().map(Fd::new);
         Unmanaged { pagemap, ..Unmanaged::default() }
     }
 
@@ -273,7 +273,7 @@ impl Unmanaged {
         if WARNED_SHARED.load(Relaxed) || !is_due(&mut self.next_shared, Instant::now(), PAUSE_SHARED) {
             return;
         }
-        let Ok(shared) = proc.file("self/status").and_then(|status| rss_shared_pages(&status)) else { return };
+        let Ok(shared) = proc.file("thread-self/status").and_then(|status| rss_shared_pages(&status)) else { return };
         if shared as i64 <= e.most_pages() {
             return;
         }

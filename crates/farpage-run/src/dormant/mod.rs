@@ -221,7 +221,8 @@ static READ_ONLY: AtomicU64 = AtomicU64::new(0);
 
 /// What the program has and may have; `given`: for want of anything better.
 pub(crate) fn here(given: u64) -> Reach {
-    let seen = open("/proc/self/statm", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).and_then(|file| reach(&file));
+    let seen =
+        open("/proc/thread-self/statm", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).and_then(|file| reach(&file));
     let mut reach = seen.unwrap_or(Reach { resident: 0, data: given, others: 0 });
     // Beside what may be written, the program has what was and may not be any more: tables of libraries, mostly. At the
     // start it has hardly anything else; what it is cannot be more than what is there.

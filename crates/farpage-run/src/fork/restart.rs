@@ -89,7 +89,7 @@ pub fn start_as_child(e: &'static Engine, proc: &'static Proc) -> Option<PagerPa
     // SAFETY: open in this table since `inherit`.
     let end = unsafe { BorrowedFd::borrow_raw(e.fork.inherited_end()) };
     let given = || {
-        let pagemap = proc.private_file("self/pagemap");
+        let pagemap = proc.private_file("thread-self/pagemap");
         let pagemap = pagemap.map_err(|e| StartError::Proc("open /proc/self/pagemap", e.into()))?;
         given_uffds::receive(end, &e.arena, pagemap)
     };
@@ -141,7 +141,7 @@ fn activate_child(
     // By threads that there are none of here.
     e.memory.guarding.store(0, SeqCst);
     let read = |e: Errno| StartError::Proc("read /proc/self/maps", e.into());
-    let maps = proc.file("self/maps").map_err(read)?;
+    let maps = proc.file("thread-self/maps").map_err(read)?;
     mappings(&maps, &mut buffer, |m, _| {
         if m.adoptable() {
             mapped.insert(Vpn::of(m.start), Vpn::of(m.end));
@@ -175,7 +175,7 @@ fn activate_child(
     late_fills.sort_unstable();
     let mut gone = Vec::new();
     if e.memory.has_wipeonfork.load(SeqCst) {
-        let smaps = proc.file("self/smaps").map_err(read)?;
+        let smaps = proc.file("thread-self/smaps").map_err(read)?;
         wiped_mappings(&smaps, &mut buffer, |start, end| gone.push((start, end))).map_err(read)?;
     }
     let managed = lock(&e.memory.managed).clone();

@@ -21,11 +21,17 @@ const SHORT: Duration = Duration::from_secs(5);
 /// The program ends.
 pub fn end() {
     end_at_once();
-    dormant::end();
+    if !FILTERED.load(SeqCst) {
+        dormant::end();
+    }
 }
 
 /// The same of one that ends without its finalisers (`_exit`: dash, children that were forked).
 pub fn end_at_once() {
+    // A filter of the program's own may allow no more than to end.
+    if FILTERED.load(SeqCst) {
+        return;
+    }
     let home = engine().filter(|engine| engine.fork.is_home());
     if let (Some(engine), Some(segment)) = (home, tree::segment()) {
         segment.header.sums.add(engine.stat);
@@ -35,9 +41,9 @@ pub fn end_at_once() {
     }
 }
 
-/// Whether nobody else says it. A filter of the program's own may not let it.
+/// Whether nobody else says it.
 fn is_asked(plan: &StartPlan) -> bool {
-    plan.stat().is_none() && !FILTERED.load(SeqCst)
+    plan.stat().is_none()
 }
 
 /// Of the whole tree: the program may have become another one meanwhile.

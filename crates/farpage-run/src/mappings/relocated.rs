@@ -43,7 +43,7 @@ pub(crate) struct Relocated {
 impl Relocated {
     pub(crate) fn new(proc: &Proc) -> Relocated {
         let open = |name| proc.private_file(name).ok();
-        let (pagemap, memory) = (open("self/pagemap").map(Fd::new), open("self/mem"));
+        let (pagemap, memory) = (open("thread-self/pagemap").map(Fd::new), open("thread-self/mem"));
         Relocated { pagemap, memory, next: None, before: Vec::new(), handed: 0 }
     }
 

@@ -67,6 +67,7 @@ pub fn start_bytes() -> u64 {
 /// One line that says what failed and what to do.
 pub(crate) fn build(plan: &'static StartPlan) -> Result<&'static Engine, StartError> {
     let arena = arena(plan)?;
+    let left_in_heap = plan.heap.used_bytes();
     let conf = plan.conf.clone();
     // SAFETY: the part was made for the table alone; a child's is as fresh, since its parent's engine
     // managed nothing.
@@ -117,6 +118,7 @@ pub(crate) fn build(plan: &'static StartPlan) -> Result<&'static Engine, StartEr
         budget,
         stat,
         heap: plan.heap,
+        left_in_heap,
         memory: ProgramMemory { exclude: plan.exclude.clone(), ..ProgramMemory::default() },
         discovery: Discovery {
             notes: Notes::default(),

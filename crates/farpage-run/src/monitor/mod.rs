@@ -10,12 +10,14 @@ mod activity;
 pub mod build;
 mod detach;
 mod division;
+mod ending;
 mod member;
 mod scan;
 
 use self::activity::{Activity, REST};
 use self::build::build;
 use self::division::BudgetDivision;
+use self::ending::Ending;
 use self::member::Membership;
 use self::scan::Scan;
 use crate::budget::activation::{Approach, Look, Next};
@@ -64,6 +66,7 @@ pub struct Monitor {
     member: Membership,
     scan: Scan,
     activity: Activity,
+    ending: Ending,
 }
 
 /// The entry of an engine's first thread.
@@ -158,7 +161,7 @@ impl Monitor {
         let proc = Proc::held()?;
         // A root directory or a working directory that the program leaves must not stay busy because of us.
         let _ = rustix::process::chdir("/");
-        let statm = proc.file("self/statm")?;
+        let statm = proc.file("thread-self/statm")?;
         if !is_child {
             e.memory.stack_top.store(stack_start(proc).unwrap_or(0) / PAGE_SIZE * PAGE_SIZE, Relaxed);
         }
@@ -181,6 +184,7 @@ impl Monitor {
             member: Membership::new(e, is_child, resident, now),
             scan,
             activity: Activity::new(now),
+            ending: Ending::new(now),
         })
     }
 
@@ -284,6 +288,7 @@ impl Monitor {
     /// One sample and what follows from it; returns how long to sleep.
     fn turn(&mut self) -> Duration {
         let e = self.e;
+        self.ending.look(self.proc);
         e.oversee_privileges(self.proc);
         self.activity.parks_itself(e, self.member.share.as_ref());
         let before = e.budget.grown();

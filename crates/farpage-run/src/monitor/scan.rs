@@ -43,7 +43,7 @@ pub(super) struct Scan {
 impl Scan {
     pub(super) fn new(proc: &Proc, now: Instant) -> Result<Scan, rustix::io::Errno> {
         Ok(Scan {
-            maps: proc.file("self/maps")?,
+            maps: proc.file("thread-self/maps")?,
             buffer: Vec::new(),
             unmanaged: 0,
             scanned: now,

@@ -93,7 +93,7 @@ pub fn activate(e: &'static Engine, proc: &'static Proc, opened: Option<PagerPar
 /// One line: what is not allowed, or failed.
 pub(crate) fn open(e: &Engine, proc: &Proc) -> Result<PagerParts, StartError> {
     let failed = |what| move |e: Errno| StartError::Proc(what, e.into());
-    let pagemap = || proc.private_file("self/pagemap").map_err(failed("open /proc/self/pagemap"));
+    let pagemap = || proc.private_file("thread-self/pagemap").map_err(failed("open /proc/self/pagemap"));
     let new = |features| Ok::<_, StartError>(Uffd::open(uffd_device::device(), features, pagemap()?)?);
     let (uffd, discard_area, forks) = match given_uffds::take() {
         Some([main, other]) => {
@@ -112,12 +112,12 @@ pub(crate) fn open(e: &Engine, proc: &Proc) -> Result<PagerParts, StartError> {
     uffd.register(frames.base, frames.len).map_err(StartError::Register)?;
     discard_area.register(e.arena.discard_area.base, e.arena.discard_area.len).map_err(StartError::Register)?;
     uffd.register(e.arena.doorbell.base, e.arena.doorbell.len).map_err(StartError::Register)?;
-    let maps = proc.file("self/maps").map_err(failed("open /proc/self/maps"))?;
+    let maps = proc.file("thread-self/maps").map_err(failed("open /proc/self/maps"))?;
     let kick = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|e| StartError::Eventfd(e.into()))?;
     let again = rustix::io::fcntl_dupfd_cloexec(&maps, 0);
     let for_discard_area = again.map_err(failed("keep /proc/self/maps open"))?;
     let mm = Box::new(Kernel::new(uffd, maps));
-    let memory = proc.private_file("self/mem");
+    let memory = proc.private_file("thread-self/mem");
     let discard_area = Box::new(Kernel::new(discard_area, for_discard_area));
     Ok(PagerParts { mm, discard_area, kick, memory, forks })
 }
@@ -189,7 +189,7 @@ pub(crate) fn pager_for_test(
     // No threads are to be waited for, or to be bound to CPUs: a directory without any.
     let nobody = rustix::fs::open("/", rustix::fs::OFlags::PATH, rustix::fs::Mode::empty()).unwrap();
     // The test's own memory, where handles of threads are.
-    let memory = Proc::open().unwrap().private_file("self/mem");
+    let memory = Proc::open().unwrap().private_file("thread-self/mem");
     let parts = PagerParts { mm, discard_area, kick, memory, forks: Forks::NONE };
     let pager = make_pager(e, parts, Box::leak(Box::new(Proc::from_fd(nobody)))).unwrap();
     e.stage.active.store(true, Ordering::SeqCst);

@@ -56,7 +56,7 @@ pub(super) fn leave(e: &Engine, proc: &Proc, places: Option<HeldDirectories>) {
         // (Not `open`: another system call, which the engine's filter does not allow.)
         let there: Result<OwnedFd, Errno> = openat(CWD, path, flags, Mode::empty()).or_else(|_| {
             e.space.leave_directory(number);
-            proc.file("self/statm")
+            proc.file("thread-self/statm")
         });
         let _ = there.and_then(|fd| replace(number, fd.as_fd()));
     }

@@ -77,7 +77,7 @@ pub(super) fn move_page(fd: &OwnedFd) -> Verdict {
 
 /// Finds the one present page of three.
 pub(super) fn pagemap_scan() -> Verdict {
-    let pagemap = rustix::fs::open("/proc/self/pagemap", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    let pagemap = rustix::fs::open("/proc/thread-self/pagemap", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     let scratch = TriedPages::new(3)?;
     let present = scratch.page(1);
     // SAFETY: `present` is the start of a private, writable page of `scratch`.

@@ -186,8 +186,9 @@ pub struct Engine {
     pub budget: Budget,
     /// Counters.
     pub stat: &'static Stat,
-    /// The heap, for its size.
+    /// The heap, for its size, and what earlier engines of this process have left in it, bytes.
     pub(crate) heap: &'static Heap,
+    pub(crate) left_in_heap: usize,
     /// The userfaultfd of the discard area; also the lock of that part.
     pub(crate) discard_area: Mutex<Option<Box<dyn AddressSpace>>>,
     /// Pages that are loaded by other threads than the pager.
@@ -440,6 +441,7 @@ impl Engine {
         set(&s.managed_bytes, lock(&self.memory.managed).pages() * page);
         let meta = self.meta_bytes();
         set(&s.meta_bytes, meta);
+        let meta = meta.saturating_sub(self.left_in_heap as u64);
         if meta > most / META_PART && !warn_once::is_said(WarningKind::SpreadThin) {
             let (meta, of) = (farpage_ipc::conf::size::format(meta), farpage_ipc::conf::size::format(most));
             let text = format!(

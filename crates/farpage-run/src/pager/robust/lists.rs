@@ -173,7 +173,7 @@ mod tests {
 
     #[test]
     fn own_memory_is_read_and_what_is_not_there_is_not() {
-        let memory = Proc::open().unwrap().file("self/mem").unwrap();
+        let memory = Proc::open().unwrap().file("thread-self/mem").unwrap();
         let (here, mut to) = ([7usize, 8, 9], [0; 3]);
         assert!(words(&memory, here.as_ptr() as usize, &mut to) && to == here);
         assert!(!words(&memory, 64, &mut to) && !words(&memory, usize::MAX - 7, &mut to[..1]));
