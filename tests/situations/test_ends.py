@@ -18,6 +18,8 @@ class Ends(Situation):
         for way in ("exit", "exit by instruction", "strict"):
             for mib in (4, 64):
                 self.same(way, mib)
+        # After its monitor has begun to rest.
+        self.same("rests, exit", 64)
 
     def test_a_thread_outlives_the_first_one(self):
         """The kernel says nothing of the memory of a thread that has ended."""

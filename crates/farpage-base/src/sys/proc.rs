@@ -145,12 +145,15 @@ impl Proc {
     }
 }
 
+/// Links of a directory that has no others in it.
+const LINKS: usize = 2;
+
 impl Proc {
     /// Threads of this process, the caller's included; 1 where that cannot be read.
     pub fn threads(&self) -> usize {
         // A directory for each, which names its parent.
         let links = statat(self, "self/task", AtFlags::empty()).map_or(0, |stat| stat.st_nlink as usize);
-        links.saturating_sub(2).max(1)
+        links.saturating_sub(LINKS).max(1)
     }
 }
 
@@ -431,27 +434,29 @@ fn of_thread(proc: &Proc, tid: u32, name: &str, text: &mut [u8]) -> Option<usize
 }
 
 /// The exit status of this process's first thread, if that has ended, and whether others are left: not counted are the
-/// kernel's own, which do I/O, and those whose names begin with `prefix`.
-pub fn end_of_first_thread(proc: &Proc, prefix: &[u8]) -> Option<(u8, bool)> {
+/// kernel's own, which do I/O, and those with one of these `names`. `None`: it has not ended, or that cannot be read.
+pub fn end_of_first_thread(proc: &Proc, names: &[&[u8]]) -> Option<(u8, bool)> {
     const EXIT_CODE: usize = 52;
     const FLAGS: usize = 9;
     const IO_WORKER: u64 = 0x10;
     let mut text = [0u8; 512];
-    let first = proc.file("self/stat").ok()?;
-    let n = rustix::io::read(&first, &mut text).ok()?;
+    let n = rustix::io::read(&proc.file("self/stat").ok()?, &mut text).ok()?;
     let stat = text[..n].trim_ascii_end();
-    let has_ended = |stat: &[u8]| state_at(stat).is_none_or(|at| matches!(stat[at], b'Z' | b'X'));
+    let has_ended = |stat: &[u8]| state_at(stat).is_some_and(|at| matches!(stat[at], b'Z' | b'X'));
     let code = stat_field(stat, EXIT_CODE).filter(|_| has_ended(stat))?;
-    let mut is_left = false;
-    threads(proc, |thread| {
-        let Some(n) = of_thread(proc, thread.listed, "stat", &mut text) else { return };
+    let mut known = 0;
+    listed_threads(proc, |tid| {
+        let Some(n) = of_thread(proc, tid, "stat", &mut text) else { return };
         let stat = &text[..n];
         let name = stat.splitn(2, |b| *b == b'(').nth(1).unwrap_or_default();
+        let name = &name[..name.iter().rposition(|b| *b == b')').unwrap_or(0)];
         let is_worker = stat_field(stat, FLAGS).is_some_and(|flags| flags & IO_WORKER != 0);
-        is_left |= !(has_ended(stat) || is_worker || name.starts_with(prefix));
+        known += usize::from(has_ended(stat) || is_worker || names.contains(&name));
     })
     .ok()?;
-    Some(((code >> 8) as u8, is_left))
+    // Counted last: one that could not be read, or that was begun since by one that has ended since, is among them.
+    let all = statat(proc, "self/task", AtFlags::empty()).ok()?.st_nlink as usize;
+    Some(((code >> 8) as u8, all != LINKS + known))
 }
 
 /// Whether thread `tid` of this process sleeps in the futex system call. `None`: that cannot be read.
@@ -554,13 +559,21 @@ fn own_number(proc: &Proc, listed: u32) -> Option<u32> {
 /// As opening and reading `/proc/self/task`.
 pub fn threads(proc: &Proc, mut each: impl FnMut(Thread)) -> Result<(), Errno> {
     let foreign = is_foreign(proc);
+    listed_threads(proc, |listed| {
+        if let Some(tid) = if foreign { own_number(proc, listed) } else { Some(listed) } {
+            each(Thread { listed, tid });
+        }
+    })
+}
+
+/// The same with their numbers as `/proc` lists them.
+fn listed_threads(proc: &Proc, mut each: impl FnMut(u32)) -> Result<(), Errno> {
     let dir = openat(proc, "self/task", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     let mut buf = [const { std::mem::MaybeUninit::<u8>::uninit() }; 2048];
     let mut iter = rustix::fs::RawDir::new(dir, &mut buf);
     while let Some(entry) = iter.next() {
-        let Some(listed) = number(entry?.file_name().to_bytes()).map(|tid| tid as u32) else { continue };
-        if let Some(tid) = if foreign { own_number(proc, listed) } else { Some(listed) } {
-            each(Thread { listed, tid });
+        if let Some(listed) = number(entry?.file_name().to_bytes()) {
+            each(listed as u32);
         }
     }
     Ok(())

@@ -6,14 +6,16 @@
 //!
 //! The monitor's; no locks.
 
+use crate::pager::state::{PAUSED_NAME as PAUSED, THREAD_NAME as PAGER};
+use crate::threads::{helper, writer};
 use farpage_base::sys::proc::{Proc, end_of_first_thread};
 use farpage_base::sys::thread::exit_process;
 use std::time::{Duration, Instant};
 
 /// Between two looks. A process that rests is looked at when it has done something, which is more than this later.
 const LOOK: Duration = Duration::from_millis(100);
-/// How the names of all engine threads begin.
-const NAMES: &[u8] = b"farpage-";
+/// The names that engine threads may have.
+const NAMES: &[&[u8]] = &[farpage_ipc::stat::THREAD_NAME.as_bytes(), PAGER, PAUSED, writer::NAME, helper::NAME];
 
 /// Whether the program is still there.
 pub(super) struct Ending {
@@ -27,6 +29,11 @@ pub(super) struct Ending {
 impl Ending {
     pub(super) fn new(now: Instant) -> Ending {
         Ending { looked: now, is_outlived: false, has_ended: false }
+    }
+
+    /// Whether the next look may be the last.
+    pub(super) fn is_near(&self) -> bool {
+        self.has_ended
     }
 
     /// Ends the process if two looks have found no thread of the program.

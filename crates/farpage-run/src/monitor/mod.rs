@@ -235,7 +235,8 @@ impl Monitor {
     /// How long to go on sleeping: the process is idle, and has done nothing since the last look, so there is nothing
     /// to be seen. `None`: it may have, or others have.
     fn rest_on(&mut self) -> Option<Duration> {
-        if self.activity.parks_itself(self.e, self.member.share.as_ref()) || !self.activity.still_rests(self.e) {
+        let parks = self.activity.parks_itself(self.e, self.member.share.as_ref());
+        if parks || self.ending.is_near() || !self.activity.still_rests(self.e) {
             return None;
         }
         self.member.rests(REST)

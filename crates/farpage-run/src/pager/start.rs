@@ -203,7 +203,7 @@ pub(crate) fn run_pager(e: &'static Engine, pager: Box<Pager>) -> Result<(), Sta
     e.stage.active.store(true, Ordering::SeqCst);
     let spawn = |index, entry, arg, name| e.spawn_patiently(index, &Start { entry, arg, name, share_files: true });
     // The writer first: without one, no thread would free slots.
-    let started = spawn(WRITER, writer::main, e.address(), b"farpage-writer").and_then(|writer| {
+    let started = spawn(WRITER, writer::main, e.address(), writer::NAME).and_then(|writer| {
         e.wakeups.writer_tid.store(writer, Ordering::Relaxed);
         spawn(PAGER, main, pager as usize, THREAD_NAME)
     });

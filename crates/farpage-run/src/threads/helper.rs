@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 /// After so long without work the memory of its stack is given back, nanoseconds.
 const REST_NS: u64 = 2_000_000_000;
 
-const NAME: &[u8] = b"farpage-helper";
+pub(crate) const NAME: &[u8] = b"farpage-helper";
 
 /// Sees to it that `n` helpers run, as far as they can be started; how many do.
 pub(crate) fn run(e: &'static Engine, n: usize) -> usize {

@@ -22,8 +22,10 @@ const PAUSE_NS: u64 = 20_000_000;
 /// After so many turns without anything to do, the next one is ten seconds later, unless a thread wakes it.
 const IDLE_TURNS: u32 = 100;
 
+pub(crate) const NAME: &[u8] = b"farpage-writer";
+
 pub(crate) extern "C" fn main(engine: usize) -> ! {
-    begin_thread(b"farpage-writer");
+    begin_thread(NAME);
     // SAFETY: spawn passed the address of the engine, which is never freed.
     let e: &'static Engine = unsafe { &*(engine as *const Engine) };
     let mut idle = 0u32;
