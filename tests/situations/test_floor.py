@@ -28,6 +28,7 @@ class Floor(Situation):
         # It may be said that they have too much while they fill their memory.
         self.settle(64, 100, 3, 64 << 10, 71, 0, said=r"(farpage: \d+ processes have .* and none can give more.*\n)?")
 
+
 WORKERS = 6
 # Forked workers that share pages with each other and together have three times their budget, and then sleep.
 ASLEEP = f"""import os, time

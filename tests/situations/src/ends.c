@@ -3,7 +3,6 @@
  *
  *     ends WAY MIB     "ok", unless something was wrong */
 #define _GNU_SOURCE
-#include <errno.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <pthread.h>

@@ -4,7 +4,7 @@
 
 use super::descriptor::FileId;
 use super::raw::{gettid, nr, syscall};
-use super::thread::{fetch_fd_of_process, is_engine_thread, without_signal};
+use super::thread::{exit_process, fetch_fd_of_process, is_engine_thread, without_signal};
 use super::valgrind;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -208,9 +208,6 @@ fn abort() -> ! {
             let _ = syscall(nr::TGKILL, [pid, tid, SIGABRT, 0, 0, 0]);
         }
     }
-    // The first process of a container does not end by a signal of its own.
-    loop {
-        // SAFETY: ends the process; what a shell calls the end by SIGABRT.
-        let _ = unsafe { syscall(nr::EXIT_GROUP, [128 + SIGABRT, 0, 0, 0, 0, 0]) };
-    }
+    // The first process of a container does not end by a signal of its own. What a shell calls the end by SIGABRT.
+    exit_process(128 + SIGABRT as u8)
 }

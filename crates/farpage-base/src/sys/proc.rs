@@ -105,8 +105,8 @@ impl Proc {
         Proc(AtomicI32::new(fd.into_raw_fd()))
     }
 
-    /// Opens a file of this process that every process may read, for example `thread-self/statm`. What is said of memory
-    /// is asked of the calling thread: of a first thread that has ended (`self`) the kernel says nothing.
+    /// Opens a file of this process that every process may read, for example `thread-self/statm`. What is said of
+    /// memory is asked of the calling thread: of a first thread that has ended (`self`) the kernel says nothing.
     ///
     /// # Errors
     /// As openat.
@@ -145,15 +145,16 @@ impl Proc {
     }
 }
 
-/// Links of a directory that has no others in it.
-const LINKS: usize = 2;
-
 impl Proc {
     /// Threads of this process, the caller's included; 1 where that cannot be read.
     pub fn threads(&self) -> usize {
+        self.counted().unwrap_or(0).max(1)
+    }
+
+    fn counted(&self) -> Option<usize> {
         // A directory for each, which names its parent.
-        let links = statat(self, "self/task", AtFlags::empty()).map_or(0, |stat| stat.st_nlink as usize);
-        links.saturating_sub(LINKS).max(1)
+        let links = statat(self, "self/task", AtFlags::empty()).ok()?.st_nlink as usize;
+        Some(links.saturating_sub(2))
     }
 }
 
@@ -455,8 +456,7 @@ pub fn end_of_first_thread(proc: &Proc, names: &[&[u8]]) -> Option<(u8, bool)> {
     })
     .ok()?;
     // Counted last: one that could not be read, or that was begun since by one that has ended since, is among them.
-    let all = statat(proc, "self/task", AtFlags::empty()).ok()?.st_nlink as usize;
-    Some(((code >> 8) as u8, all != LINKS + known))
+    Some(((code >> 8) as u8, proc.counted()? != known))
 }
 
 /// Whether thread `tid` of this process sleeps in the futex system call. `None`: that cannot be read.

@@ -107,11 +107,12 @@ impl SharedPages {
             if std::mem::take(&mut self.is_new) {
                 self.begun = (self.estimate(resident, served).paid_by_others - shared.paid_by_others).max(0);
             }
-            self.between = self.pause(shared, minor_faults(), resident);
+            let minor = minor_faults();
+            self.between = self.pause(shared, minor, resident);
             self.next = Some(now + (took * COST).max(self.between));
             self.put_off = None;
             (self.shared, self.resident) = (shared, resident);
-            (self.minor, self.served) = (minor_faults(), served);
+            (self.minor, self.served) = (minor, served);
             self.related = shared.paid_by_others > resident / PART;
         }
         self.estimate(resident, served)

@@ -7,7 +7,7 @@
 //!
 //! Caller: the preload library, on the thread that called `exit` or `_exit`. No locks.
 
-use crate::dormant::{self, FILTERED, StartPlan};
+use crate::dormant::{self, FILTERED};
 use crate::shared::state::engine;
 use crate::shared::warn_once::{WarningKind, warn_once_in_tree};
 use farpage_ipc::tree::{self, Segment};
@@ -36,14 +36,10 @@ pub fn end_at_once() {
     if let (Some(engine), Some(segment)) = (home, tree::segment()) {
         segment.header.sums.add(engine.stat);
     }
-    if let Some(advice) = dormant::plan().filter(|plan| is_asked(plan)).and_then(|_| advice()) {
+    // Unless others say it.
+    if let Some(advice) = dormant::plan().filter(|plan| plan.stat().is_none()).and_then(|_| advice()) {
         warn_once_in_tree(WarningKind::Waited, &advice);
     }
-}
-
-/// Whether nobody else says it.
-fn is_asked(plan: &StartPlan) -> bool {
-    plan.stat().is_none()
 }
 
 /// Of the whole tree: the program may have become another one meanwhile.

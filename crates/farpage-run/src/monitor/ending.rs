@@ -1,5 +1,5 @@
-//! A process ends with its last thread, and engine threads are some. A program whose last own thread leaves by `exit` or
-//! by libc's last `pthread_exit` ends them all. One whose thread makes the system call `exit`, which ends no other
+//! A process ends with its last thread, and engine threads are some. A program whose last own thread leaves by `exit`
+//! or by libc's last `pthread_exit` ends them all. One whose thread makes the system call `exit`, which ends no other
 //! thread, would be left with the engine's for ever, and with no thread that takes a signal. So the monitor ends it
 //! then, with the status that it would have had: its last thread's (Linux from 6.0 on). Of a thread that is not the
 //! first one that is not known any more; libc ends its own with 0.
@@ -12,7 +12,7 @@ use farpage_base::sys::proc::{Proc, end_of_first_thread};
 use farpage_base::sys::thread::exit_process;
 use std::time::{Duration, Instant};
 
-/// Between two looks. A process that rests is looked at when it has done something, which is more than this later.
+/// Between two looks, or more: a process that rests is looked at up to a second after it has done something.
 const LOOK: Duration = Duration::from_millis(100);
 /// The names that engine threads may have.
 const NAMES: &[&[u8]] = &[farpage_ipc::stat::THREAD_NAME.as_bytes(), PAGER, PAUSED, writer::NAME, helper::NAME];
